@@ -1,0 +1,7 @@
+"""`python -m thinwire` is the command `thinwire`."""
+
+import sys
+
+from thinwire.cli import main
+
+sys.exit(main())

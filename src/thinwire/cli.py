@@ -1,0 +1,182 @@
+"""The command `thinwire`: what a user types, and what comes back.
+
+Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted. An error is one line on stderr. With --json
+stdout holds one JSON object and nothing else. torch is imported only by the commands that need it.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NoReturn
+
+from thinwire import commands as run
+from thinwire.commands import FAILED, INTERRUPTED, USAGE, Result
+from thinwire.core.errors import RunFailure, UserError
+from thinwire.train.places import did_you_mean
+
+_SETTINGS = (
+    "Any setting of the recipe can be given as --table.key VALUE, such as --steps 20 --model.stages 3."
+)
+
+
+@dataclass
+class _Command:
+    """One subcommand: its parser, the options it knows, and whether recipe settings may be added."""
+
+    parser: argparse.ArgumentParser
+    run: Callable[[argparse.Namespace], Result]
+    takes_settings: bool = False
+    flags: dict[str, bool] = field(default_factory=dict)
+
+    def option(self, *names: str, **details: Any) -> None:
+        """Add an option and remember whether it takes a value."""
+        action = self.parser.add_argument(*names, **details)
+        self.flags |= dict.fromkeys(action.option_strings, action.nargs != 0)
+
+
+class _OneLineParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads ran ten times slower on small shared machines
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    as_json = "--json" in arguments
+    try:
+        command, options = _parse(arguments)
+        with redirect_stdout(sys.stderr):  # whatever a library prints is no result
+            result = command(options)
+        _print(json.dumps(result.value, indent=1) if as_json else result.text)
+        return result.exit_status
+    except UserError as error:
+        return _complain(str(error), USAGE, as_json)
+    except RunFailure as error:
+        return _complain(str(error), FAILED, as_json)
+    except KeyboardInterrupt:
+        return _complain("interrupted", INTERRUPTED, as_json)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as error:
+        return _complain(str(error), FAILED, as_json)
+
+
+def _print(text: str) -> None:
+    if text:
+        print(text, flush=True)
+
+
+def _complain(message: str, exit_status: int, as_json: bool) -> int:
+    """One line on stderr and, with --json, one object on stdout."""
+    line = " ".join(message.split())
+    print(f"thinwire: {line}", file=sys.stderr)
+    if as_json:
+        _print(json.dumps({"error": line, "exit_status": exit_status}))
+    return exit_status
+
+
+def _parse(
+    arguments: Sequence[str],
+) -> tuple[Callable[[argparse.Namespace], Result], argparse.Namespace]:
+    """The command and its options; options.settings holds what else was given, as --key=value."""
+    parser, commands = _parsers()
+    name = next((argument for argument in arguments if not argument.startswith("-")), "")
+    settings: list[str] = []
+    if name in commands and commands[name].takes_settings:
+        arguments, settings = _take_settings(arguments, commands[name])
+    options = parser.parse_args(arguments)
+    options.settings, options.known_options = settings, list(commands[options.command].flags)
+    return commands[options.command].run, options
+
+
+def _take_settings(arguments: Sequence[str], command: _Command) -> tuple[list[str], list[str]]:
+    """Split off what is no option of the command as --key=value settings; a value may start with '-'."""
+    own, settings, rest = [], [], list(arguments)
+    while rest:
+        argument = rest.pop(0)
+        name, equals, _ = argument.partition("=")
+        if name in command.flags or not argument.startswith("--") or argument == "--":
+            own.append(argument)
+            if command.flags.get(name) and not equals and rest and not rest[0].startswith("--"):
+                own.append(rest.pop(0))
+        elif equals:
+            settings.append(argument)
+        elif rest and not rest[0].startswith("--"):
+            settings.append(f"{argument}={rest.pop(0)}")
+        else:
+            raise UserError(f"{argument} needs a value{did_you_mean(argument, command.flags)}")
+    return own, settings
+
+
+def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
+    parser = _OneLineParser(
+        prog="thinwire",
+        allow_abbrev=False,
+        description="Reinforcement learning of language models over thin wires.",
+    )
+    parser.add_argument("--version", action="version", version=f"thinwire {metadata.version('thinwire')}")
+    group = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
+    commands: dict[str, _Command] = {}
+
+    def add(
+        name: str, run: Callable[[argparse.Namespace], Result], about: str, takes_settings: bool
+    ) -> _Command:
+        epilog = _SETTINGS if takes_settings else None
+        child = group.add_parser(name, help=about, description=about, epilog=epilog, allow_abbrev=False)
+        commands[name] = _Command(child, run, takes_settings, {"-h": False, "--help": False})
+        commands[name].option(
+            "--json", action="store_true", help="print one JSON object on stdout, nothing else"
+        )
+        return commands[name]
+
+    train = add("train", run.train, "One run of a recipe.", True)
+    train.parser.add_argument("recipe", nargs="?", help="a TOML file, or the name of a recipe of the package")
+    train.option("--out", type=Path, help="the run's directory; default runs/NAME-N")
+    train.option("--arm", help="lay the table [arms.ARM] over the recipe")
+    train.option("--resume", metavar="DIR|latest", help="go on with an interrupted run (latest: under runs/)")
+    train.option("--check", action="store_true", help="resolve and estimate only: no weights, no training")
+    compare = add(
+        "compare", run.compare, "Arms x seeds in parallel processes, one summary, one report.", True
+    )
+    compare.parser.add_argument(
+        "recipe", help="a TOML file with [arms.NAME] tables, or a name of the package's"
+    )
+    compare.option("--arms", type=_names, default=[], help="A,B,...; default all")
+    compare.option("--seeds", type=_seeds, default=[], help="1,2,...; default the recipe's")
+    compare.option("--jobs", type=int, default=2, help="processes at a time (default 2)")
+    compare.option("--out", type=Path, help="default runs/NAME-compare-N; the same one again goes on")
+    compare.option(
+        "--vary", action="append", default=[], metavar="PREFIX", help="settings that may differ too"
+    )
+    report = add("report", run.report, "One HTML page of a run or a comparison.", False)
+    report.parser.add_argument("directory", type=Path, help="the --out of train, compare or demo")
+    report.option("--out", type=Path, help="default DIRECTORY/report.html")
+    demo = add("demo", run.demo, "The embedded default: four arms, one report.", True)
+    demo.option("--quick", action="store_true", help="40 steps instead of 200")
+    demo.option("--out", type=Path, help="default runs/demo-N; the same one again goes on")
+    demo.option("--seed", type=int, help="default the recipe's")
+    demo.option("--jobs", type=int, default=2, help="processes at a time (default 2)")
+    codecs = add("codecs", run.codecs, "What the codecs are called, take and cost.", False)
+    codecs.parser.add_argument("action", choices=["list"])
+    codecs.option("--width", type=int, default=1536, help="hidden size the bits are given for (default 1536)")
+    return parser, commands
+
+
+def _names(text: str) -> list[str]:
+    return [name for part in text.split(",") if (name := part.strip())]
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(part) for part in _names(text)]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers such as 1,2,3") from None

@@ -1,0 +1,184 @@
+"""The contract of a codec: encode -> payload -> decode with an adjoint, drawn from explicit keys.
+
+A codec is a frozen value. Its randomness comes from `draw`, a pure function of keys; its learned state
+comes from an anchor's statistics through `learn`; it keeps nothing between calls, so recomputation,
+micro-batch order and padding cannot change what it sends. Add a codec by writing one file like
+`exact_k.py` and adding its class to `CODECS` in `codecs/__init__.py`; the contract suite tests it.
+
+Letters: N tokens (any leading shape), D hidden size, K values sent per token, R subspace dimension.
+"""
+
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from pydantic import BaseModel, ConfigDict
+from torch import Tensor
+
+from thinwire.core.errors import UserError
+from thinwire.core.keys import TokenKeys
+
+PAYLOAD_DTYPE = torch.bfloat16
+"""What a value is on the wire, whatever the compute type: 16 bits."""
+
+REFERENCE_BUDGET = 0.05
+"""Share of the channels the reference codecs send: 77 of 1536 (MISSION.md)."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """What an anchor saw at one boundary: token count, sum of h (D,), sum of h h^T (D, D), fp32."""
+
+    num_tokens: int
+    sum_D: Tensor
+    second_DD: Tensor
+
+
+@dataclass(frozen=True)
+class CodecState:
+    """What a codec has learned at one boundary: named tensors and the version that published them.
+
+    Computed at one end and sent, never recomputed at the other: eigh and QR differ in the last bit
+    between machines. Empty for codecs that learn nothing.
+    """
+
+    version: int
+    tensors: dict[str, Tensor]
+
+    def fingerprint(self) -> str:
+        """sha256 over version, names, types, shapes and bytes of the learned tensors."""
+        digest = hashlib.sha256(str(self.version).encode())
+        for name in sorted(self.tensors):
+            tensor = self.tensors[name].detach().cpu().contiguous()
+            digest.update(f"{name}:{tensor.dtype}:{tuple(tensor.shape)}".encode())
+            digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    def num_bytes(self) -> int:
+        """Bytes of the side channel when this state is published once across its boundary."""
+        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+
+
+@dataclass(frozen=True)
+class Payload:
+    """What really crosses a boundary: one fixed-size uint8 buffer, and the two facts that must agree.
+
+    `buffer_NB` holds B = bits / 8 bytes for each token. `fingerprint` names the codec and its settings,
+    `version` the learned state; a receiver with others refuses the buffer instead of misreading it.
+    """
+
+    buffer_NB: Tensor
+    fingerprint: str
+    version: int
+
+
+class Codec(BaseModel, ABC):
+    """One codec with its settings. `hidden_dim` 0 means not yet bound to a width: see `at_width`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    name: str
+    hidden_dim: int = 0
+    """Width D of the hidden states; filled in from the model."""
+
+    @abstractmethod
+    def at_width(self, hidden_dim: int) -> Self:
+        """The same codec bound to width D, its defaults resolved; UserError if a setting does not fit."""
+
+    def draw(self, keys: TokenKeys, boundary: int) -> Tensor | None:
+        """The keyed random part for every token, computed once a step and shared by all its passes."""
+        return None
+
+    @abstractmethod
+    def encode(self, hidden_ND: Tensor, draw: Tensor | None, state: CodecState) -> Tensor:
+        """The K values per token that are sent forward, already rounded to the payload type: (N, K)."""
+
+    @abstractmethod
+    def decode(self, values_NK: Tensor, draw: Tensor | None, state: CodecState) -> Tensor:
+        """The hidden states (N, D) in fp32 that the next stage reads out of the sent values."""
+
+    def encode_gradient(self, gradient_ND: Tensor, draw: Tensor | None, state: CodecState) -> Tensor:
+        """The values sent backward. Default: the map is symmetric (its own adjoint), as all linear
+        reference codecs are: <C x, y> = <x, C y>."""
+        return self.encode(gradient_ND, draw, state)
+
+    def decode_gradient(self, values_NK: Tensor, draw: Tensor | None, state: CodecState) -> Tensor:
+        """dL/dh of the sending stage (N, D) out of the values sent backward."""
+        return self.decode(values_NK, draw, state)
+
+    def initial_state(self, seed: int, boundary: int) -> CodecState:
+        """The state before any anchor has fired (version 0)."""
+        return CodecState(0, {})
+
+    def learn(self, state: CodecState, moments: Moments, version: int) -> CodecState:
+        """The next state from an anchor's statistics; codecs without learned state return theirs."""
+        return state
+
+    @property
+    def learns(self) -> bool:
+        """Whether an anchor's statistics change this codec."""
+        return False
+
+    @abstractmethod
+    def values_per_token(self) -> int:
+        """K: values a token a boundary in one direction."""
+
+    def wire_bits(self, dtype: torch.dtype) -> int:
+        """Bits a token a boundary forward, the same backward, for hidden states of `dtype`."""
+        return self.values_per_token() * self.payload_dtype(dtype).itemsize * 8
+
+    def wire_bits_per_value(self, dtype: torch.dtype) -> float:
+        """Wire bits over the D values of a hidden state."""
+        return self.wire_bits(dtype) / self.hidden_dim
+
+    def payload_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        """The type of a sent value for hidden states of `dtype`."""
+        return PAYLOAD_DTYPE
+
+    def fingerprint(self) -> str:
+        """sha256 of the codec's name and settings: equal at both ends or nothing is decoded."""
+        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def pack(self, values_NK: Tensor, state: CodecState) -> Payload:
+        """The sent values as bytes: (N, K) of an e-byte type to uint8 (N, K e)."""
+        num_bytes = values_NK.shape[-1] * values_NK.element_size()
+        buffer = values_NK.contiguous().reshape(-1).view(torch.uint8)
+        return Payload(buffer.reshape(*values_NK.shape[:-1], num_bytes), self.fingerprint(), state.version)
+
+    def unpack(self, payload: Payload, state: CodecState, dtype: torch.dtype) -> Tensor:
+        """The sent values out of the bytes; ValueError for another codec, version or a cut buffer."""
+        if payload.fingerprint != self.fingerprint():
+            raise ValueError(
+                f"payload of codec {payload.fingerprint} refused: this end runs {self.fingerprint()}"
+            )
+        if payload.version != state.version:
+            raise ValueError(
+                f"payload of state version {payload.version} refused: this end holds {state.version}"
+            )
+        num_bytes = self.wire_bits(dtype) // 8
+        if payload.buffer_NB.dtype != torch.uint8 or payload.buffer_NB.shape[-1] != num_bytes:
+            raise ValueError(
+                f"payload must hold {num_bytes} bytes a token, got "
+                f"{payload.buffer_NB.shape[-1]} of {payload.buffer_NB.dtype}"
+            )
+        return payload.buffer_NB.contiguous().view(self.payload_dtype(dtype))
+
+
+def resolve_kept(field: str, kept: int | None, bits_per_value: float | None, hidden_dim: int) -> int:
+    """K out of `field`, or of bits_per_value (floor(bits D / 16)), or round(0.05 D); checked against D."""
+    if kept is not None and bits_per_value is not None:
+        raise UserError(f"{field} = {kept} and codec.bits_per_value = {bits_per_value} both set; give one")
+    if bits_per_value is not None:
+        kept = int(bits_per_value * hidden_dim / 16)
+        field = f"codec.bits_per_value = {bits_per_value} gives {field}"
+    if kept is None:
+        kept = max(1, round(REFERENCE_BUDGET * hidden_dim))
+    if not 1 <= kept <= hidden_dim:
+        raise UserError(
+            f"{field} must be in 1..{hidden_dim} (the hidden size), got {kept}; "
+            f"set {field.split()[-1]} = {hidden_dim} to send everything"
+        )
+    return kept

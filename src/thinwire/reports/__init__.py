@@ -1,0 +1,1 @@
+"""Reports of run directories: one HTML file that opens offline. Never imports torch."""

@@ -1,0 +1,299 @@
+"""Run directories as values: config, series, summary and rollouts, read without torch.
+
+A run may be in progress, killed or failed: half-written lines, NaN, repeated steps are normal input.
+"""
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from thinwire.core.errors import UserError
+
+METRICS_FILE = "metrics.jsonl"
+ARM_ORDER = ("dense", "exact-k", "subspace-20", "subspace-10")
+WIRE_PARTS = ("forward", "backward", "anchor", "side_channel")
+
+
+@dataclass(frozen=True)
+class Series:
+    """Readings of one key: `steps` strictly increasing, `values` of the same length (NaN, inf kept)."""
+
+    steps: NDArray[np.int64]
+    values: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def at(self, step: int) -> float | None:
+        """The reading of exactly this step, None where it was not measured."""
+        index = int(np.searchsorted(self.steps, step))
+        found = index < len(self.steps) and int(self.steps[index]) == step
+        return float(self.values[index]) if found else None
+
+    def between(self, first: int, last: int) -> "Series":
+        """The readings of steps first..last, both included."""
+        inside = (self.steps >= first) & (self.steps <= last)
+        return Series(self.steps[inside], self.values[inside])
+
+
+EMPTY_SERIES = Series(np.zeros(0, np.int64), np.zeros(0, np.float64))
+
+
+@dataclass(frozen=True)
+class WireTotals:
+    """Bytes over `num_steps` steps, by part, and what dense forward + backward would have cost."""
+
+    num_steps: int
+    parts: dict[str, float]
+    dense_bytes: float | None
+
+    @property
+    def sent_bytes(self) -> float:
+        return sum(self.parts.values())
+
+    def share_of_dense(self, num_bytes: float) -> float | None:
+        return num_bytes / self.dense_bytes if self.dense_bytes else None
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One sampled answer as recorded; the texts are a model's output and may hold anything."""
+
+    step: int
+    prompt: str
+    response: str
+    answer: str
+    score: float | None
+    finished: bool | None
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run directory. `notes` says in words what was left out while reading."""
+
+    path: Path
+    arm: str
+    seed: int
+    config: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    series: dict[str, Series] = field(default_factory=dict)
+    summary: dict[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        return f"{self.arm}, seed {self.seed}"
+
+    @property
+    def last_step(self) -> int:
+        """The last step with any reading, 0 when none was recorded."""
+        return max((int(s.steps[-1]) for s in self.series.values() if len(s)), default=0)
+
+    @property
+    def is_dense_control(self) -> bool:
+        return lookup(self.config, "codec.name") in ("identity", "dense") or self.arm == "dense"
+
+    def get(self, key: str) -> Series:
+        return self.series.get(key, EMPTY_SERIES)
+
+    def wire_totals(self) -> WireTotals | None:
+        """Sums over the steps that recorded wire/forward_bytes; None when no step did.
+
+        A part without a reading at a step sent nothing at that step (the anchor fires every cadence steps).
+        """
+        steps = len(self.get("wire/forward_bytes"))
+        if steps == 0:
+            return None
+        parts = {part: float(np.nansum(self.get(f"wire/{part}_bytes").values)) for part in WIRE_PARTS}
+        dense = self.get("wire/dense_bytes")
+        return WireTotals(steps, parts, float(np.nansum(dense.values)) if len(dense) else None)
+
+
+def lookup(tree: dict[str, Any], dotted: str) -> Any:
+    """The value at a dotted path of nested dictionaries, None where a part is missing."""
+    node: Any = tree
+    for name in dotted.split("."):
+        if not isinstance(node, dict) or name not in node:
+            return None
+        node = node[name]
+    return node
+
+
+def load_runs(directory: Path | str) -> list[Run]:
+    """Every run of DIR: DIR itself, or DIR/<arm>/seed-<n>; the dense control first, then by arm and seed."""
+    root = Path(directory)
+    if not root.is_dir():
+        raise UserError(f"report DIR must be an existing directory, got {str(root)!r}; give a run's --out")
+    folders = [root] if _is_run(root) else sorted(p for p in root.glob("*/seed-*") if _is_run(p))
+    if not folders:
+        raise UserError(
+            f"report DIR must hold {METRICS_FILE} or <arm>/seed-<n>/{METRICS_FILE}, found neither in "
+            f"{str(root)!r}; give the --out of train, compare or demo"
+        )
+    return sorted((load_run(folder) for folder in folders), key=lambda run: (arm_rank(run.arm), run.seed))
+
+
+def load_run(directory: Path | str) -> Run:
+    """One run directory as a value; raises UserError where a file is not what its name says."""
+    folder = Path(directory)
+    if not _is_run(folder):
+        raise UserError(f"report DIR must hold {METRICS_FILE}, got {str(folder)!r}; give a run's --out")
+    config = _read_config(folder / "config.toml")
+    summary = _read_object(folder / "summary.json")
+    environment = _read_object(folder / "environment.json") or {}
+    series, notes = _read_series(folder / METRICS_FILE)
+    if summary is None:
+        notes.append("no summary.json: still running, or stopped before its end")
+    elif summary.get("status", "done") != "done":
+        notes.append(f"status {summary['status']}")
+    if not series:
+        notes.append("no step recorded yet")
+    return Run(
+        path=folder,
+        arm=_arm_name(folder, config, summary or {}, environment),
+        seed=_seed(folder, config, summary or {}, environment),
+        config=config,
+        environment=environment,
+        series=series,
+        summary=summary,
+        notes=tuple(notes),
+    )
+
+
+def load_rollouts(run: Run, steps: Sequence[int] = (), per_step: int = 1) -> list[Rollout]:
+    """The first `per_step` rollouts of each of `steps` (default: first and last recorded step)."""
+    by_step: dict[int, list[Rollout]] = {}
+    for _, record in _json_lines(run.path / "rollouts.jsonl", []):
+        if not isinstance(record.get("step"), int):
+            continue
+        kept = by_step.setdefault(record["step"], [])
+        if len(kept) < per_step:
+            kept.append(_rollout(record))
+    wanted = list(steps) or sorted({min(by_step, default=0), max(by_step, default=0)})
+    return [rollout for step in wanted for rollout in by_step.get(step, [])]
+
+
+def arm_rank(arm: str) -> tuple[int, str]:
+    """Sort key: the four named arms in their fixed order, any other after them by name."""
+    return (ARM_ORDER.index(arm) if arm in ARM_ORDER else len(ARM_ORDER), arm)
+
+
+def arm_names(runs: Sequence[Run]) -> list[str]:
+    return sorted({run.arm for run in runs}, key=arm_rank)
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / METRICS_FILE).is_file() or (folder / "config.toml").is_file()
+
+
+def _arm_name(folder: Path, config: dict[str, Any], *records: dict[str, Any]) -> str:
+    """As recorded, else the folder's of <arm>/seed-<n>, else codec or codec-cadence as arms are named."""
+    recorded = [str(record["arm"]) for record in records if record.get("arm")]
+    if recorded or re.fullmatch(r"seed-\d+", folder.name):
+        return recorded[0] if recorded else folder.resolve().parent.name
+    codec, cadence = lookup(config, "codec.name"), lookup(config, "anchor.cadence")
+    named = {"identity": "dense", "subspace": f"subspace-{cadence}" if cadence else "subspace"}
+    return named.get(codec, str(codec or config.get("name") or folder.resolve().name))
+
+
+def _seed(folder: Path, config: dict[str, Any], *records: dict[str, Any]) -> int:
+    named = re.fullmatch(r"seed-(\d+)", folder.name)
+    known = [tree["seed"] for tree in (config, *records) if isinstance(tree.get("seed"), int)]
+    return int(known[0] if known else named.group(1) if named else 0)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        return {}
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} must be TOML, got: {error}; restore the file the run wrote") from error
+
+
+def _read_object(path: Path) -> dict[str, Any] | None:
+    """A JSON object, None when the file is missing or empty."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    if not text.strip():
+        return None
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} must be JSON, got: {error}; delete it and run report again") from error
+    if not isinstance(value, dict):
+        raise UserError(
+            f"{path} must hold a JSON object, got {type(value).__name__}; delete it and report again"
+        )
+    return value
+
+
+def _json_lines(path: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The objects of a JSONL file with their line numbers; any other line is named in `notes`.
+
+    This is the seam for a run in progress and for one resumed after a kill in mid-write.
+    """
+    if not path.is_file():
+        return
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except (json.JSONDecodeError, RecursionError):
+                record = None
+            if isinstance(record, dict):
+                yield number, record
+            else:
+                notes.append(f"{path.name} line {number} is not a JSON object and was left out")
+
+
+def _read_series(path: Path) -> tuple[dict[str, Series], list[str]]:
+    """All series of a metrics file; a repeated step keeps its last reading (resumed runs write it anew)."""
+    notes: list[str] = []
+    readings: dict[str, dict[int, float]] = {}
+    for number, record in _json_lines(path, notes):
+        step = _number(record.get("step"))
+        if step is None or not math.isfinite(step):
+            notes.append(f"{path.name} line {number} has no step and was left out")
+            continue
+        for key, raw in record.items():
+            value = _number(raw)
+            if key != "step" and value is not None:
+                readings.setdefault(key, {})[int(step)] = value
+    series = {}
+    for key, by_step in readings.items():
+        steps = sorted(by_step)
+        series[key] = Series(np.array(steps, np.int64), np.array([by_step[s] for s in steps], np.float64))
+    return series, notes
+
+
+def _number(raw: Any) -> float | None:
+    """JSON numbers, NaN and inf as tokens or strings, as float; None for anything else."""
+    if isinstance(raw, bool):
+        return None
+    if isinstance(raw, (int, float)):
+        return float(raw)
+    if isinstance(raw, str) and raw.strip().lower().lstrip("+-") in ("nan", "inf", "infinity"):
+        return float(raw)
+    return None
+
+
+def _rollout(record: dict[str, Any]) -> Rollout:
+    finished = record.get("finished")
+    return Rollout(
+        step=int(record["step"]),
+        prompt=str(record.get("prompt", "")),
+        response=str(record.get("response", "")),
+        answer=str(record.get("answer", "")),
+        score=_number(record.get("score")),
+        finished=finished if isinstance(finished, bool) else None,
+    )

@@ -1,0 +1,1 @@
+"""The loss side of GRPO as pure functions on tensors."""

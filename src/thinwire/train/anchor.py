@@ -1,0 +1,138 @@
+"""The slow circuit: a codec-off pass that gives the codecs their statistics and, if asked, a gradient.
+
+It fires before a step's old pass. What it learns is staged as a value and enters the run only through
+the View that `publish` makes at that step boundary; it touches neither optimizer state, random state
+nor rollouts, except through the merge.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from thinwire.codecs import Codec, CodecState, View, publish
+from thinwire.engines.base import Engine, Policy
+from thinwire.engines.batch import Batch, Rows, partition
+from thinwire.train.losses import Losses, RlConfig, Settings, loss_terms, total_denominator
+
+
+class AnchorConfig(BaseModel):
+    """When the anchor fires, on which weights, and what it gives."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    cadence: int = Field(20, ge=1)
+    """Rollout steps between fires; the first fire is before step 1."""
+    delay: int = Field(0, ge=0)
+    """Age in rollout steps of the weights it runs on (0 = current)."""
+    token_share: float = Field(1.0, gt=0, le=1)
+    """Share of the step's rows it looks at, spread evenly over the prompts."""
+    merge_alpha: float = Field(1.0, ge=0, le=1)
+    """alpha of G = alpha G_fast + (1 - alpha) |G_fast| sign(M); 1 = off."""
+    merge_beta: float = Field(0.9, ge=0, lt=1)
+    """beta of M <- beta M + (1 - beta) G_anchor."""
+
+
+@dataclass(frozen=True)
+class AnchorState:
+    """What the anchor has learned: one codec state a boundary, and how often it has fired."""
+
+    states: tuple[CodecState, ...]
+    num_fires: int = 0
+
+
+@dataclass(frozen=True)
+class Fired:
+    """Outcome of one fire: the staged state and the tokens that crossed uncompressed."""
+
+    staged: AnchorState
+    num_tokens: int
+    with_gradient: bool
+
+
+def initial_anchor_state(codec: Codec, num_boundaries: int, seed: int) -> AnchorState:
+    """States before the first fire."""
+    return AnchorState(tuple(codec.initial_state(seed, boundary) for boundary in range(num_boundaries)))
+
+
+def is_due(step: int, cadence: int) -> bool:
+    """Fires before steps 1, 1 + cadence, 1 + 2 cadence, ..."""
+    return (step - 1) % cadence == 0
+
+
+def is_needed(codec: Codec, config: AnchorConfig) -> bool:
+    """Whether a fire would change anything: a codec that learns, or a merged gradient."""
+    return codec.learns or config.merge_alpha < 1.0
+
+
+def snapshot_due(step: int, config: AnchorConfig, cadence: int) -> bool:
+    """Whether a fire at step + delay will need the weights of this step's start."""
+    return config.delay > 0 and (is_due(step + config.delay, cadence) or step == 1)
+
+
+@dataclass(frozen=True)
+class AnchorLoss:
+    """What the anchor needs to take the run's own loss: its configuration and the step's settings."""
+
+    rl: RlConfig
+    settings: Settings
+    norm_tokens: int
+
+
+def fire(
+    engine: Engine,
+    codec: Codec,
+    state: AnchorState,
+    rows: Rows,
+    step: int,
+    config: AnchorConfig,
+    run_loss: AnchorLoss,
+) -> Fired:
+    """One codec-off pass on weights `delay` steps old (those of step 1 while the run is younger)."""
+    policy: Policy = "current"
+    if config.delay > 0:
+        engine.use_snapshot(max(1, step - config.delay))
+        policy = "snapshot"
+    batches = _share_of_rows(engine, rows, config.token_share, run_loss.rl)
+    view = publish(codec, state.states, seed=0, step=step).dense()
+    merges = config.merge_alpha < 1.0
+    loss = _own_loss(engine, batches, view, policy, run_loss) if merges else None
+    reading = engine.boundary_moments(batches, view, policy, loss)
+    if reading.gradient is not None:
+        engine.merge_anchor(reading.gradient, config.merge_beta)
+    version = state.num_fires + 1
+    learned = zip(state.states, reading.moments, strict=True)
+    staged = AnchorState(tuple(codec.learn(old, seen, version) for old, seen in learned), version)
+    return Fired(staged, reading.num_tokens, with_gradient=merges)
+
+
+def _share_of_rows(engine: Engine, rows: Rows, share: float, rl: RlConfig) -> list[Batch]:
+    """ceil(share x rows) rows, evenly spaced, in micro-batches of the usual size."""
+    num_rows = len(rows.sample)
+    num_chosen = math.ceil(share * num_rows)
+    chosen = [index * num_rows // num_chosen for index in range(num_chosen)]
+    part = Rows(*([values[i] for i in chosen] for values in _columns(rows)))
+    (tick,) = partition(part, num_chosen, rl.micro_batch_rows or num_chosen, rl.length_bucket, engine.device)
+    return tick
+
+
+def _columns(rows: Rows) -> list[Sequence[Any]]:
+    return [rows.prompt_ids, rows.response_ids, rows.rollout_logprobs, rows.sample, rows.advantages]
+
+
+def _own_loss(
+    engine: Engine, batches: list[Batch], view: View, policy: Policy, run_loss: AnchorLoss
+) -> Losses:
+    """The run's own loss, codec off, with the snapshot's own detached log-probabilities as old."""
+    old = engine.forward(batches, view, policy)
+    reference = engine.forward(batches, view, "reference")
+    return Losses(
+        run_loss.rl,
+        loss_terms(run_loss.rl, run_loss.settings),
+        total_denominator(batches, run_loss.norm_tokens),
+        [reading.logprob_BR for reading in old],
+        [reading.logprob_BR for reading in reference],
+        [],
+    )

@@ -1,0 +1,107 @@
+"""Step-boundary checkpoints: one tree that holds everything a resumed run needs.
+
+A checkpoint folder is complete or absent: it is written beside its final name, flushed, and moved.
+Tensors are safetensors, everything else JSON; nothing is pickled.
+"""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from thinwire.codecs import CodecState
+from thinwire.core.errors import UserError
+from thinwire.train.anchor import AnchorState
+
+
+@dataclass(frozen=True)
+class Progress:
+    """The small part of the tree: where the run stands after a whole step."""
+
+    step: int = 0
+    best_step: int = 0
+    best_validation: float | None = None
+    seconds: float = 0.0
+    controller: dict[str, Any] = field(default_factory=dict)
+    unlogged: dict[str, float] = field(default_factory=dict)
+    """The last step's series, when the disk was too full to log them: written first on resume."""
+
+
+@dataclass(frozen=True)
+class Tree:
+    """All state of a run at a step boundary: engine tensors, learned codec states, progress."""
+
+    engine: Mapping[str, Tensor]
+    anchor: AnchorState
+    progress: Progress
+
+
+def save(folder: Path, tree: Tree, keep: int) -> Path:
+    """Write checkpoints/step-N and drop all but the newest `keep`."""
+    final = folder / f"step-{tree.progress.step}"
+    temporary = folder / f".step-{tree.progress.step}.tmp"
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    tensors = {f"engine.{name}": tensor for name, tensor in tree.engine.items()}
+    for boundary, state in enumerate(tree.anchor.states):
+        tensors |= {f"codec.{boundary}.{name}": tensor for name, tensor in state.tensors.items()}
+    with as_os_errors():
+        save_file(
+            {name: t.detach().cpu().contiguous() for name, t in tensors.items()},
+            temporary / "state.safetensors",
+        )
+    small = {
+        "progress": asdict(tree.progress),
+        "anchor_fires": tree.anchor.num_fires,
+        "codec_versions": [state.version for state in tree.anchor.states],
+    }
+    (temporary / "state.json").write_text(json.dumps(small, indent=1) + "\n")
+    for file in temporary.iterdir():
+        with file.open("rb") as stream:
+            os.fsync(stream.fileno())
+    shutil.rmtree(final, ignore_errors=True)
+    os.replace(temporary, final)
+    for old in list_steps(folder)[:-keep]:
+        shutil.rmtree(folder / f"step-{old}")
+    return final
+
+
+@contextmanager
+def as_os_errors() -> Iterator[None]:
+    """safetensors reports a full disk as its own error; here it is an OSError like any other."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise OSError(errno.EIO, f"weights could not be written ({error})") from None
+
+
+def list_steps(folder: Path) -> list[int]:
+    """Steps of the complete checkpoints, ascending."""
+    names = [entry.name for entry in folder.glob("step-*")] if folder.exists() else []
+    return sorted(int(name[5:]) for name in names if name[5:].isdigit())
+
+
+def load(folder: Path) -> Tree:
+    """Read one checkpoint folder; UserError if it is not a whole one."""
+    try:
+        small = json.loads((folder / "state.json").read_text())
+        tensors = load_file(folder / "state.safetensors")
+        versions = small["codec_versions"]
+        states = []
+        for boundary, version in enumerate(versions):
+            prefix = f"codec.{boundary}."
+            own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+            states.append(CodecState(version, own))
+        engine = {n.removeprefix("engine."): t for n, t in tensors.items() if n.startswith("engine.")}
+        return Tree(engine, AnchorState(tuple(states), small["anchor_fires"]), Progress(**small["progress"]))
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise UserError(f"--resume: {folder} is not a whole checkpoint ({error})") from None

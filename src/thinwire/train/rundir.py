@@ -1,0 +1,118 @@
+"""A run directory: what is written where, each line flushed, nothing half-written taken for whole."""
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from thinwire.core.errors import UserError
+from thinwire.train.config import Recipe, dump_toml
+
+
+class RunDir:
+    """Paths and writers of one run. Only the training loop writes; reports read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics = path / "metrics.jsonl"
+        self.rollouts = path / "rollouts.jsonl"
+        self.events = path / "events.jsonl"
+        self.checkpoints = path / "checkpoints"
+
+    def create(self, recipe: Recipe, arm: str | None) -> None:
+        """Make the directory with config.toml and environment.json; an old run there is refused."""
+        if self.metrics.exists() or (self.path / "config.toml").exists():
+            raise UserError(
+                f"--out {self.path} already holds a run; resume it with --resume, or name another"
+            )
+        try:
+            self.checkpoints.mkdir(parents=True, exist_ok=True)
+        except (NotADirectoryError, FileExistsError, PermissionError) as error:
+            raise UserError(f"--out {self.path} cannot be made: {error.strerror}") from None
+        (self.path / "config.toml").write_text(dump_toml(recipe))
+        self.write_json("environment.json", environment(recipe, arm))
+
+    def write_json(self, name: str, value: Mapping[str, Any]) -> None:
+        """Replace a JSON file in one move."""
+        temporary = self.path / f".{name}.tmp"
+        temporary.write_text(json.dumps(value, indent=1) + "\n")
+        os.replace(temporary, self.path / name)
+
+    def append(self, file: Path, value: Mapping[str, Any], max_bytes: float | None = None) -> None:
+        """Add one JSON line (NaN and inf as Python's json spells them); none past `max_bytes`."""
+        line = json.dumps(value) + "\n"
+        if max_bytes is not None and file.exists() and file.stat().st_size + len(line) > max_bytes:
+            return
+        with file.open("a") as stream:
+            stream.write(line)
+
+    def cut_after(self, step: int) -> None:
+        """Drop lines of later steps and a half-written last line, before a run resumes at step + 1."""
+        for file in (self.metrics, self.rollouts, self.events):
+            if not file.exists():
+                continue
+            kept = [line for line in file.read_text().splitlines() if _step_of(line, step + 1) <= step]
+            temporary = file.with_suffix(".tmp")
+            temporary.write_text("".join(line + "\n" for line in kept))
+            os.replace(temporary, file)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All whole lines of metrics.jsonl."""
+        if not self.metrics.exists():
+            return []
+        return [json.loads(line) for line in self.metrics.read_text().splitlines() if line.strip()]
+
+
+def _step_of(line: str, otherwise: int) -> int:
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return otherwise
+
+
+def environment(recipe: Recipe, arm: str | None) -> dict[str, Any]:
+    """Versions, seed, commit, threads and device: what a figure depends on besides the recipe."""
+    packages = ("thinwire", "torch", "transformers", "numpy", "scipy", "statsmodels", "pydantic")
+    return {
+        "arm": arm,
+        "seed": recipe.seed,
+        "versions": {name: _version(name) for name in packages} | {"python": platform.python_version()},
+        "commit": _commit(),
+        "threads": torch.get_num_threads(),
+        "device": "cuda" if torch.cuda.is_available() else "cpu",
+        "machine": platform.machine(),
+        "system": platform.system(),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """The package's git commit, with "+changes" when the tree differs; None outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, timeout=5, check=True
+        ).stdout.strip()
+        changes = subprocess.run(
+            ["git", "status", "--porcelain", "."],
+            cwd=here,
+            capture_output=True,
+            text=True,
+            timeout=5,
+            check=True,
+        ).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return commit + ("+changes" if changes else "")

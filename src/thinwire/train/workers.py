@@ -1,0 +1,192 @@
+"""The runs of a comparison as processes of their own.
+
+Each run is a `python -m thinwire train`: a crash or a kill of one (memory, a broken reward function) cannot
+take another with it, nothing is pickled, and any run can be repeated by hand. The parent polls each run's
+metrics.jsonl instead of listening to a pipe that could block.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from thinwire.train.checkpoint import list_steps
+from thinwire.train.config import Recipe
+from thinwire.train.places import read_object, read_status
+from thinwire.train.progress import Display, Observer
+from thinwire.train.summary import run_summary
+
+_POLL_SECONDS = 0.3
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One arm with one seed, resolved, and the directory it runs in."""
+
+    arm: str
+    seed: int
+    recipe: Recipe
+    out: Path
+
+    @property
+    def label(self) -> str:
+        return f"{self.arm} seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A comparison ready to start: the recipe's own bytes, the overrides for every arm, the runs."""
+
+    name: str
+    recipe_bytes: bytes
+    overrides: tuple[str, ...]
+    runs: tuple[PlannedRun, ...]
+    out: Path
+
+
+def run_all(waiting: list[PlannedRun], plan: Plan, jobs: int, display: Display) -> dict[str, str]:
+    """Run all of them, `jobs` at a time; the last words of those that failed, by label.
+
+    The first SIGINT, SIGTERM or SIGHUP is passed on to every run, which stops at its step boundary; a
+    second one kills them. No run outlives this call.
+    """
+    running: list[_Worker] = []
+    errors: dict[str, str] = {}
+    passed_on = 0
+    with _counted_signals() as received:
+        try:
+            while running or (waiting and not received):
+                while waiting and not received and len(running) < jobs:
+                    running.append(_Worker(waiting.pop(0), plan, display.observer()))
+                time.sleep(_POLL_SECONDS)
+                if len(received) > passed_on:
+                    for worker in running:
+                        worker.stop(signal.SIGKILL if passed_on else signal.SIGINT)
+                    passed_on = len(received)
+                for worker in [worker for worker in running if worker.is_over()]:
+                    running.remove(worker)
+                    errors |= worker.close()
+        finally:
+            for worker in running:
+                worker.stop(signal.SIGKILL)
+    return errors
+
+
+@contextmanager
+def _counted_signals() -> Iterator[list[int]]:
+    """Signals that ask to stop, in the order received. An exception in their place could hit between the
+    start of a process and the note of it, and leave the process behind."""
+    received: list[int] = []
+
+    def note(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    try:
+        previous = {number: signal.signal(number, note) for number in numbers}
+    except ValueError:  # not the main thread: signals stay with whoever owns them
+        yield received
+        return
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+class _Worker:
+    """One run's process, its log beside the run directory, and what it has written so far."""
+
+    def __init__(self, run: PlannedRun, plan: Plan, observer: Observer) -> None:
+        self.run, self._observer = run, observer
+        self._metrics = Tail(run.out / "metrics.jsonl", skip_existing=True)
+        steps = list_steps(run.out / "checkpoints")
+        self._first_step = (steps[-1] if steps else 0) + 1
+        observer.start(run.label, self._first_step, run.recipe.steps)
+        self._log_path = run.out.with_suffix(".log")
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._log: IO[bytes] = self._log_path.open("wb")
+        self._process = subprocess.Popen(
+            worker_command(run, plan, resume=bool(steps)),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            process_group=0,  # Ctrl-C reaches the parent only, which passes it on once
+        )
+
+    def is_over(self) -> bool:
+        """Pass on the steps taken since the last call; whether the process has ended."""
+        over = self._process.poll() is not None
+        for row in self._metrics.new_rows():
+            if row["step"] >= self._first_step:
+                self._observer.step(row["step"], row)
+        return over
+
+    def stop(self, number: signal.Signals) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def close(self) -> dict[str, str]:
+        """The run's label and last line of stderr if it failed."""
+        self._log.close()
+        code = self._process.returncode
+        if code in (0, 130):
+            self._observer.finish(summary_of(self.run, None))
+            return {}
+        lines = self._log_path.read_text(errors="replace").strip().splitlines()
+        ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        error = lines[-1] if lines and code > 0 else ended
+        self._observer.message(f"failed: {error} (log: {self._log_path})")
+        self._observer.finish(summary_of(self.run, error))
+        return {self.run.label: error}
+
+
+def worker_command(run: PlannedRun, plan: Plan, *, resume: bool) -> list[str]:
+    """The command line that takes one run, or takes it up again."""
+    start = [sys.executable, "-m", "thinwire", "train"]
+    if resume:
+        return [*start, "--resume", str(run.out)]
+    recipe = [str(plan.out / "recipe.toml"), "--arm", run.arm, "--out", str(run.out)]
+    return [*start, *recipe, *plan.overrides, f"--seed={run.seed}"]
+
+
+class Tail:
+    """The whole lines added to a metrics file since the last look; a file cut by a resume starts over."""
+
+    def __init__(self, path: Path, *, skip_existing: bool = False) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if skip_existing and path.exists() else 0
+
+    def new_rows(self) -> list[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as stream:
+                if os.fstat(stream.fileno()).st_size < self._offset:
+                    self._offset = 0
+                stream.seek(self._offset)
+                block = stream.read()
+        except FileNotFoundError:
+            return []
+        whole = block[: block.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines() if line.strip()]
+
+
+def summary_of(run: PlannedRun, error: str | None) -> dict[str, Any]:
+    """The run's own summary if it ended well, else one out of what its metrics hold."""
+    status = read_status(run.out)
+    if error is None and status == "done":
+        return read_object(run.out / "summary.json")
+    rows = Tail(run.out / "metrics.jsonl").new_rows()
+    seconds = sum(row.get("timing_s/step", 0.0) + row.get("timing_s/validation", 0.0) for row in rows)
+    status = "failed" if error is not None else "interrupted"
+    summary = run_summary(rows, run.recipe.name, run.arm, run.seed, status, seconds)
+    return summary | ({"error": error} if error is not None else {})

@@ -1,0 +1,161 @@
+"""The contract every codec in CODECS passes. A new codec joins by being in that list.
+
+Letters: N tokens, D hidden size, K values sent per token.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from thinwire.codecs import CODECS, CodecState, Moments, cross, publish
+from thinwire.core.keys import TokenKeys
+
+WIDTHS = (1, 2, 7, 24, 33, 128)
+every_codec = pytest.mark.parametrize("kind", CODECS, ids=lambda kind: kind.model_fields["name"].default)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def learned(codec, seed=0):
+    """A state as an anchor leaves it, for codecs that learn; the initial one for others."""
+    torch.manual_seed(seed)
+    hidden = torch.randn(200, codec.hidden_dim)
+    moments = Moments(200, hidden.sum(0), hidden.T @ hidden)
+    return codec.learn(codec.initial_state(seed, 0), moments, version=1)
+
+
+def keys(num, step=1, first=0):
+    return TokenKeys(5, step, torch.arange(first, first + num), torch.arange(num) + 2)
+
+
+@every_codec
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_packed_bytes_decode_to_the_bits_of_the_simulated_path(kind, width, dtype):
+    codec = kind().at_width(width)
+    state, draw = learned(codec), codec.draw(keys(9), 0)
+    hidden_ND = torch.randn(9, width).to(dtype)
+    values_NK = codec.encode(hidden_ND, draw, state)
+    payload = codec.pack(values_NK, state)
+    assert payload.buffer_NB.dtype == torch.uint8
+    assert payload.buffer_NB.shape == (9, codec.wire_bits(dtype) // 8)
+    unpacked_NK = codec.unpack(payload, state, dtype)
+    decoded_ND = codec.decode(unpacked_NK, draw, state).to(dtype)
+    assert torch.equal(decoded_ND, cross(hidden_ND, codec, draw, state))
+
+
+@every_codec
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_gradient_payload_has_the_size_of_the_forward_payload(kind, width):
+    codec = kind().at_width(width)
+    state, draw = learned(codec), codec.draw(keys(3), 0)
+    hidden_ND = torch.randn(3, width)
+    forward = codec.pack(codec.encode(hidden_ND, draw, state), state).buffer_NB
+    backward = codec.pack(codec.encode_gradient(hidden_ND, draw, state), state).buffer_NB
+    assert forward.shape == backward.shape
+
+
+@every_codec
+@settings(max_examples=25, deadline=None)
+@given(width=st.integers(1, 40), num=st.integers(0, 5), seed=st.integers(0, 100))
+def test_the_backward_map_is_the_adjoint_of_the_forward_map(kind, width, num, seed):
+    """<C x, y> = <x, C^T y> up to the payload's rounding: bf16 moves each sent value by at most 2^-9 of it,
+    on either side, so the two products differ by at most 2 x 2^-9 x ||C|| ||x|| ||y||, ||C|| <= D / K; half
+    as much again and 1e-6 cover the fp32 sums."""
+    codec = kind().at_width(width)
+    state, draw = learned(codec, seed), codec.draw(keys(num), 0)
+    torch.manual_seed(seed)
+    x_ND = torch.randn(num, width, requires_grad=True)
+    y_ND = torch.randn(num, width)
+    crossed_ND = cross(x_ND, codec, draw, state)
+    (adjoint_ND,) = torch.autograd.grad(crossed_ND, x_ND, y_ND)
+    left = (crossed_ND.detach().double() * y_ND).sum(-1)
+    right = (x_ND.detach().double() * adjoint_ND).sum(-1)
+    scale = x_ND.detach().norm(dim=-1) * y_ND.norm(dim=-1) * max(1.0, width / codec.values_per_token())
+    assert ((left - right).abs() <= 1.5 * 2.0**-8 * scale + 1e-6).all()
+
+
+@every_codec
+def test_a_draw_is_the_same_under_permutation_batching_and_other_tokens(kind):
+    codec = kind().at_width(24)
+    whole = codec.draw(keys(10), 1)
+    if whole is None:
+        assert codec.draw(keys(3), 1) is None
+        return
+    part = TokenKeys(5, 1, torch.arange(4, 7), torch.arange(4, 7) + 2)
+    assert torch.equal(whole[4:7], codec.draw(part, 1))
+    order = torch.tensor([9, 0, 3, 3])
+    shuffled = TokenKeys(5, 1, torch.arange(10)[order], (torch.arange(10) + 2)[order])
+    assert torch.equal(whole[order], codec.draw(shuffled, 1))
+    assert not torch.equal(whole, codec.draw(keys(10, step=2), 1))
+    assert not torch.equal(whole, codec.draw(keys(10), 2))
+
+
+@every_codec
+def test_encoding_one_token_does_not_depend_on_its_neighbours(kind):
+    """Bitwise for elementwise codecs; a matrix product over another number of rows may sum in another
+    order, so learned codecs are compared to one bf16 step."""
+    codec = kind().at_width(24)
+    state, draw = learned(codec), codec.draw(keys(6), 0)
+    hidden_ND = torch.randn(6, 24)
+    whole = codec.encode(hidden_ND, draw, state)
+    alone = codec.encode(hidden_ND[2:3], None if draw is None else draw[2:3], state)
+    if codec.learns:
+        torch.testing.assert_close(whole[2:3], alone, rtol=2.0**-7, atol=1e-6)
+    else:
+        assert torch.equal(whole[2:3], alone)
+
+
+@every_codec
+def test_no_tokens_give_no_bytes(kind):
+    codec = kind().at_width(8)
+    state, draw = learned(codec), codec.draw(keys(0), 0)
+    assert codec.pack(codec.encode(torch.zeros(0, 8), draw, state), state).buffer_NB.shape[0] == 0
+
+
+@every_codec
+def test_a_zero_token_stays_zero(kind):
+    codec = kind().at_width(8)
+    state, draw = learned(codec), codec.draw(keys(2), 0)
+    assert torch.equal(cross(torch.zeros(2, 8), codec, draw, state), torch.zeros(2, 8))
+
+
+@every_codec
+def test_a_payload_of_another_codec_version_or_length_is_refused(kind):
+    codec = kind().at_width(8)
+    state, draw = learned(codec), codec.draw(keys(2), 0)
+    payload = codec.pack(codec.encode(torch.randn(2, 8), draw, state), state)
+    with pytest.raises(ValueError, match="refused"):
+        kind().at_width(9).unpack(payload, state, torch.float32)
+    with pytest.raises(ValueError, match="version"):
+        codec.unpack(payload, CodecState(state.version + 1, state.tensors), torch.float32)
+    cut = type(payload)(payload.buffer_NB[:, :-1], payload.fingerprint, payload.version)
+    with pytest.raises(ValueError, match="bytes a token"):
+        codec.unpack(cut, state, torch.float32)
+
+
+@every_codec
+def test_recomputation_in_backward_gives_the_same_values_and_gradients(kind):
+    codec = kind().at_width(16)
+    view = publish(codec, [learned(codec)], seed=1, step=3)
+    sample_B = torch.arange(3)
+
+    def through(hidden):
+        return view.cross(hidden, 0, sample_B).square().sum()
+
+    plain = torch.randn(3, 5, 16, requires_grad=True)
+    again = plain.detach().clone().requires_grad_()
+    through(plain).backward()
+    torch.utils.checkpoint.checkpoint(through, again, use_reentrant=False).backward()
+    assert torch.equal(plain.grad, again.grad)
+
+
+@every_codec
+def test_a_view_draws_once_a_step_and_rows_keep_their_draw_under_other_padding(kind):
+    codec = kind().at_width(16)
+    view = publish(codec, [learned(codec)], seed=1, step=3)
+    sample_B = torch.tensor([4, 2])
+    first = view.draw(0, sample_B, 6)
+    assert view.draw(0, sample_B, 6) is first
+    if first is not None:
+        assert torch.equal(view.draw(0, torch.tensor([2]), 9)[0, :6], first[1])
