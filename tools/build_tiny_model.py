@@ -19,7 +19,6 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, processors
 from tokenizers.models import BPE
 from torch import Tensor
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from thinwire.tasks.arithmetic import Sum, held_out_sums, operand_range, to_problem
@@ -32,6 +31,9 @@ NUM_VALIDATION = 512
 NUM_PROMPT, NUM_ANSWER = 7, 4  # <bos>12+34= and at most "198<eos>" or "-89<eos>"
 IGNORE = -100
 WARM_UP_STEPS, EVALUATION_STEPS = 50, 10
+INITIALIZER_RANGE = 0.08
+"""About 1 / sqrt(width). The library's 0.02 (batch 256, learning rate 1e-3) took three times the computing to
+the same accuracy, and plain GRPO at learning rate 2e-4 fell to 0.01 from there (one run); here it learns."""
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
@@ -64,6 +66,7 @@ def build_model(seed: int) -> LlamaForCausalLM:
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=64,
+        initializer_range=INITIALIZER_RANGE,
         tie_word_embeddings=False,
         pad_token_id=PAD,
         bos_token_id=BOS,
@@ -151,28 +154,21 @@ def warm_start_(
     validation: tuple[Tensor, Tensor],
     arguments: argparse.Namespace,
 ) -> int:
-    """Supervised steps until the averaged weights reach the target accuracy; `model` ends with that average.
-
-    The average (decay 0.95, about the last 20 steps) is what is measured and kept: single steps jump by
-    0.05 to 0.1 in accuracy, and a start taken at a lucky jump would fall back at the first update.
-    """
+    """Supervised steps until greedy validation accuracy reaches the target; returns their number."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=arguments.lr, betas=(0.9, 0.99), weight_decay=0.0)
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.95))
     generator = torch.Generator().manual_seed(arguments.seed)
     started = time.monotonic()
     for step in range(1, arguments.max_steps + 1):
         rows = torch.randint(len(training[0]), (arguments.batch,), generator=generator)
         lr = arguments.lr * min(1.0, step / WARM_UP_STEPS)
         loss = supervised_step_(model, optimizer, lr, (training[0][rows], training[1][rows]))
-        average.update_parameters(model)
         if step % EVALUATION_STEPS == 0:
-            accuracy = greedy_accuracy(average.module, *validation)
+            accuracy = greedy_accuracy(model, *validation)
             seconds = time.monotonic() - started
             print(
                 f"step {step}: loss {loss:.4f}, greedy validation {accuracy:.4f}, {seconds:.0f} s", flush=True
             )
             if accuracy >= arguments.target:
-                model.load_state_dict(average.module.state_dict())
                 return step
     raise SystemExit(f"greedy accuracy {arguments.target} not reached in {arguments.max_steps} steps")
 
@@ -181,9 +177,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="folder to write the model into")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--lr", type=float, default=1e-3, help="constant after 50 steps of warm-up")
-    parser.add_argument("--batch", type=int, default=256)
-    parser.add_argument("--target", type=float, default=0.52, help="greedy validation accuracy to stop at")
+    parser.add_argument("--lr", type=float, default=2e-3, help="constant after 50 steps of warm-up")
+    parser.add_argument("--batch", type=int, default=128)
+    parser.add_argument("--target", type=float, default=0.5, help="greedy validation accuracy to stop at")
     parser.add_argument("--max-steps", type=int, default=3000)
     arguments = parser.parse_args()
     torch.set_num_threads(1)

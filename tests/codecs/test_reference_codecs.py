@@ -31,7 +31,7 @@ def test_exact_k_keeps_exactly_k_channels_scaled_by_d_over_k():
     """D / K = 4 is a power of two, so bf16-representable inputs come through exactly."""
     codec = ExactK(keep=4).at_width(16)
     keys = TokenKeys(1, 1, torch.arange(50), torch.zeros(50, dtype=torch.int64))
-    draw, state = codec.draw(keys, 0), CodecState(0, {})
+    draw, state = codec.draw(keys, 0).long(), CodecState(0, {})
     hidden = torch.randn(50, 16).bfloat16().float()
     decoded = cross(hidden, codec, draw, state)
     assert ((decoded != 0).sum(-1) == 4).all()

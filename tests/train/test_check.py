@@ -125,6 +125,7 @@ def test_a_folder_with_nothing_but_a_config_is_enough(tmp_path, reference):
     [
         ("--codec.keep=1537", ["codec.keep", "1..1536", "1537"]),
         ("--model.stages=29", ["model.stages", "1..28", "29"]),
+        ("--model.boundaries=[3, 7]", ["model.boundaries = [3, 7]", "set model.stages = 3"]),
         ("--task.problems=missing.jsonl", ["missing.jsonl", "check the path"]),
         ("--task.reward=nosuchreward", ["task.reward", "nosuchreward"]),
     ],

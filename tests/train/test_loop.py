@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -91,8 +92,17 @@ def test_an_old_run_is_never_overwritten(tmp_path):
 
 
 def test_resuming_nothing_says_so(tmp_path):
-    with pytest.raises(UserError, match="no checkpoint"):
+    with pytest.raises(UserError, match="holds no run"):
         run(tmp_path / "none", resume=True)
+
+
+def test_a_run_stopped_before_its_first_checkpoint_resumes_from_the_start(tmp_path):
+    out = tmp_path / "r"
+    run(out, "--steps=2")
+    for folder in (out / "checkpoints").iterdir():
+        shutil.rmtree(folder)
+    run(out, "--steps=2", resume=True)
+    assert [line["step"] for line in metrics(out)] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("damage", ["cut", "json", "gone"])

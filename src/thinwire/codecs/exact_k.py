@@ -2,6 +2,7 @@
 
 from typing import Literal, Self
 
+import torch
 from torch import Tensor
 
 from thinwire.codecs.base import PAYLOAD_DTYPE, Codec, CodecState, resolve_kept
@@ -30,20 +31,21 @@ class ExactK(Codec):
         return self.model_copy(update={"hidden_dim": hidden_dim, "keep": keep, "bits_per_value": None})
 
     def draw(self, keys: TokenKeys, boundary: int) -> Tensor:
-        """S for every token: distinct channel indices, int64 (N, K)."""
-        return permutation_prefix(
+        """S for every token: distinct channel indices (N, K), int16 where D allows (a step keeps them)."""
+        kept_NK = permutation_prefix(
             keys, Stream.ACTIVATION_MASK, boundary, self.hidden_dim, self.values_per_token()
         )
+        return kept_NK.to(torch.int16) if self.hidden_dim < 1 << 15 else kept_NK
 
     def encode(self, hidden_ND: Tensor, draw: Tensor | None, state: CodecState) -> Tensor:
         assert draw is not None
-        kept_NK = hidden_ND.gather(-1, draw)
+        kept_NK = hidden_ND.gather(-1, draw.long())
         return (kept_NK.float() * (self.hidden_dim / self.values_per_token())).to(PAYLOAD_DTYPE)
 
     def decode(self, values_NK: Tensor, draw: Tensor | None, state: CodecState) -> Tensor:
         assert draw is not None
         decoded_ND = values_NK.new_zeros(*values_NK.shape[:-1], self.hidden_dim).float()
-        return decoded_ND.scatter_(-1, draw, values_NK.float())
+        return decoded_ND.scatter_(-1, draw.long(), values_NK.float())
 
     def values_per_token(self) -> int:
         assert self.keep is not None

@@ -59,6 +59,7 @@ class UpdateSettings:
 class Engine(Protocol):
     """Stages, optimizer and passes. Every pass sends hidden states through the View it is given."""
 
+    boundaries: tuple[int, ...]
     num_boundaries: int
     hidden_dim: int
     dtype: torch.dtype

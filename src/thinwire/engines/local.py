@@ -57,6 +57,7 @@ class LocalEngine:
             self._stages["snapshot"] = split(self._snapshot_model, num_stages, boundaries, verify=False)
         self._snapshots: dict[int, dict[str, Tensor]] = {}
         self._passes = passes
+        self.boundaries = self._stages["current"].after
         self.num_boundaries = num_stages - 1
         self.hidden_dim = self._stages["current"].hidden_dim
         parameter = next(model.parameters())

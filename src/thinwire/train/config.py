@@ -25,11 +25,13 @@ def _codec(value: Any) -> Any:
     """The codec class named by the table; its own fields are validated by pydantic."""
     if not isinstance(value, Mapping):
         return value
-    name = value.get("name")
+    name = value.get("name", "exact-k")
     if name not in _CODECS:
         raise UserError(
             f"codec.name must be one of {', '.join(_CODECS)}, got {name!r}{_nearest(name, _CODECS)}"
         )
+    if value.get("hidden_dim"):
+        raise UserError(f"codec.hidden_dim is the model's width, not a setting; remove {value['hidden_dim']}")
     try:
         return _CODECS[name].model_validate(value)
     except ValidationError as error:

@@ -50,26 +50,37 @@ def train(
     run = RunDir(out)
     loaded = load_model(recipe.model)
     parts = build(recipe, loaded)
+    initial = initial_anchor_state(parts.codec, parts.engine.num_boundaries, recipe.seed)
+    tree = checkpoint.Tree({}, initial, checkpoint.Progress())
     if resume:
-        tree = _latest(run)
-        parts.engine.load_state(tree.engine)
-        run.cut_after(tree.progress.step)
+        tree = _latest(run) or tree
+        if tree.engine:
+            parts.engine.load_state(tree.engine)
+        run.cut_after(tree.progress.step or -1)
         if tree.progress.unlogged:
             run.append(run.metrics, tree.progress.unlogged)
             tree = replace(tree, progress=replace(tree.progress, unlogged={}))
     else:
-        run.create(recipe, arm)
-        initial = initial_anchor_state(parts.codec, parts.engine.num_boundaries, recipe.seed)
-        tree = checkpoint.Tree({}, initial, checkpoint.Progress())
+        run.create(recipe, arm, model_facts(parts, loaded))
     observer.start(arm or recipe.name, tree.progress.step + 1, recipe.steps)
     with _finish_step_on_interrupt() as stop:
         try:
             progress, status = _run_steps(_Run(parts, run, loaded, observer, stop), tree)
         except OSError as error:
             raise RunFailure(f"{out}: {error.strerror or error}; {_resumable(run)}") from error
-    summary = run_summary(run.read_metrics(), recipe.name, arm, recipe.seed, status, progress.seconds)
-    run.write_json("summary.json", summary)
+        except RunFailure:
+            _write_summary(run, recipe, arm, "failed", tree.progress.seconds)
+            raise
+    summary = _write_summary(run, recipe, arm, status, progress.seconds)
     observer.finish(summary)
+    return summary
+
+
+def _write_summary(
+    run: RunDir, recipe: Recipe, arm: str | None, status: str, seconds: float
+) -> dict[str, Any]:
+    summary = run_summary(run.read_metrics(), recipe.name, arm, recipe.seed, status, seconds)
+    run.write_json("summary.json", summary)
     return summary
 
 
@@ -91,6 +102,18 @@ def build(recipe: Recipe, loaded: LoadedModel) -> Parts:
     task = make_task(recipe.task, recipe.seed, loaded.tokenizer)
     work = Workload(task, recipe.task, make_reward(recipe.task.reward), loaded.tokenizer)
     return Parts(recipe, codec, engine, sampler, work)
+
+
+def model_facts(parts: Parts, loaded: LoadedModel) -> dict[str, Any]:
+    """What environment.json says of the model: source, weights, width, where it is cut, bits a token."""
+    return {
+        "source": loaded.source,
+        "fingerprint": loaded.fingerprint,
+        "num_parameters": sum(p.numel() for p in loaded.model.parameters()),
+        "hidden_size": parts.engine.hidden_dim,
+        "boundaries": list(parts.engine.boundaries),
+        "wire_bits_per_token": parts.codec.wire_bits(parts.engine.dtype),
+    }
 
 
 @dataclass(frozen=True)
@@ -224,18 +247,17 @@ def save_model(loaded: LoadedModel, folder: Path) -> None:
     os.replace(temporary, folder)
 
 
-def _latest(run: RunDir) -> checkpoint.Tree:
+def _latest(run: RunDir) -> checkpoint.Tree | None:
+    """The newest checkpoint; None for a run that was stopped before its first one and starts over."""
+    if not (run.path / "config.toml").exists():
+        raise UserError(f"--resume: {run.path} holds no run; start one with --out {run.path}")
     steps = checkpoint.list_steps(run.checkpoints)
-    if not steps:
-        raise UserError(
-            f"--resume: {run.checkpoints} holds no checkpoint; start the run again with another --out"
-        )
-    return checkpoint.load(run.checkpoints / f"step-{steps[-1]}")
+    return checkpoint.load(run.checkpoints / f"step-{steps[-1]}") if steps else None
 
 
 def _resumable(run: RunDir) -> str:
     steps = checkpoint.list_steps(run.checkpoints)
-    where = f"from step {steps[-1]}" if steps else "impossible: no checkpoint was written yet"
+    where = f"from step {steps[-1]}" if steps else "from the start"
     return f"resume {where} with: thinwire train --resume {run.path}"
 
 

@@ -25,7 +25,7 @@ class RunDir:
         self.events = path / "events.jsonl"
         self.checkpoints = path / "checkpoints"
 
-    def create(self, recipe: Recipe, arm: str | None) -> None:
+    def create(self, recipe: Recipe, arm: str | None, model: Mapping[str, Any]) -> None:
         """Make the directory with config.toml and environment.json; an old run there is refused."""
         if self.metrics.exists() or (self.path / "config.toml").exists():
             raise UserError(
@@ -33,10 +33,10 @@ class RunDir:
             )
         try:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
-        except (NotADirectoryError, FileExistsError, PermissionError) as error:
+        except OSError as error:
             raise UserError(f"--out {self.path} cannot be made: {error.strerror}") from None
         (self.path / "config.toml").write_text(dump_toml(recipe))
-        self.write_json("environment.json", environment(recipe, arm))
+        self.write_json("environment.json", {**environment(recipe, arm), "model": dict(model)})
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Replace a JSON file in one move."""
