@@ -83,5 +83,5 @@ def test_an_overflowing_difference_stays_finite():
 
 
 def test_an_unknown_kind_names_the_field():
-    with pytest.raises(UserError, match=r"rl\.kl_kind must be one of k1, k2, k3; got 'k4'"):
+    with pytest.raises(UserError, match=r"rl\.kl_estimator must be one of k1, k2, k3; got 'k4'"):
         kl_estimate(torch.ones(1, 1), torch.ones(1, 1), torch.ones(1, 1), "k4")

@@ -47,7 +47,7 @@ def kl_estimate(
     The unclamped k3 is e^d - d - 1 in float64 with the exponent alone held to +-700 against overflow.
     """
     if kind not in get_args(KlKind):
-        raise UserError(f"rl.kl_kind must be one of {', '.join(get_args(KlKind))}; got {kind!r}")
+        raise UserError(f"rl.kl_estimator must be one of {', '.join(get_args(KlKind))}; got {kind!r}")
     difference_BR = masked_difference(reference_logprob_BR.detach(), logprob_BR, mask_BR)
     match kind:
         case "k1":

@@ -71,7 +71,7 @@ def _check(temperature: float, chunk_tokens: int) -> None:
         )
     if chunk_tokens < 1:
         raise UserError(
-            f"rl.chunk_tokens must be >= 1, got {chunk_tokens}; leave it out to use 64 MiB of logits"
+            f"rl.logprob_chunk_tokens must be >= 1, got {chunk_tokens}; leave it out to use 64 MiB of logits"
         )
 
 
