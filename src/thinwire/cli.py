@@ -151,7 +151,13 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
         "recipe", help="a TOML file with [arms.NAME] tables, or a name of the package's"
     )
     compare.option("--arms", type=_names, default=[], help="A,B,...; default all")
-    compare.option("--seeds", type=_seeds, default=[], help="1,2,...; default the recipe's")
+    compare.option("--seeds", type=_whole_numbers, default=[], help="1,2,...; default the recipe's")
+    compare.option(
+        "--at",
+        type=_whole_numbers,
+        default=[],
+        help="steps whose readings summary.json holds; default quarter marks",
+    )
     compare.option("--jobs", type=int, default=2, help="processes at a time (default 2)")
     compare.option("--out", type=Path, help="default runs/NAME-compare-N; the same one again goes on")
     compare.option(
@@ -175,7 +181,7 @@ def _names(text: str) -> list[str]:
     return [name for part in text.split(",") if (name := part.strip())]
 
 
-def _seeds(text: str) -> list[int]:
+def _whole_numbers(text: str) -> list[int]:
     try:
         return [int(part) for part in _names(text)]
     except ValueError:

@@ -92,7 +92,9 @@ def compare(options: argparse.Namespace) -> Result:
     """Arms x seeds of a recipe."""
     recipe = find_recipe(options.recipe)
     out = options.out or new_out(f"{recipe.stem}-compare")
-    return _compare(options, recipe, options.arms, options.seeds, options.settings, options.vary, out)
+    return _compare(
+        options, recipe, options.arms, options.seeds, options.settings, options.vary, out, options.at
+    )
 
 
 def demo(options: argparse.Namespace) -> Result:
@@ -113,6 +115,7 @@ def _compare(
     settings: Sequence[str],
     vary: Sequence[str],
     out: Path,
+    at_steps: Sequence[int] = (),
 ) -> Result:
     from thinwire.reports.page import write_report
     from thinwire.train import compare as comparison
@@ -120,7 +123,7 @@ def _compare(
 
     refuse_unknown_options(options)
     plan = comparison.make_plan(recipe, arms, seeds, settings, vary, out)
-    summary = comparison.compare(plan, options.jobs, make_display(), write_report)
+    summary = comparison.compare(plan, options.jobs, make_display(), write_report, at_steps)
     page = out / "report.html"
     return Result(
         summary | _paths(out, page), _comparison_text(summary, page), EXIT_OF_STATUS[summary["status"]]

@@ -7,7 +7,7 @@ import torch
 
 from thinwire.codecs import CodecState, ExactK, Identity, Moments, Subspace, cross, publish
 from thinwire.codecs import exact_k as exact_k_module
-from thinwire.core.errors import UserError
+from thinwire.core.errors import NonFinite, UserError
 from thinwire.core.keys import TokenKeys
 
 
@@ -112,7 +112,7 @@ def test_a_setting_that_does_not_fit_the_width_is_refused_by_name(codec, words):
 
 def test_statistics_that_are_not_finite_are_refused():
     codec = Subspace().at_width(8)
-    with pytest.raises(FloatingPointError, match="not finite"):
+    with pytest.raises(NonFinite, match="anchor/moments"):
         codec.learn(codec.initial_state(0, 0), Moments(1, torch.zeros(8), torch.full((8, 8), torch.nan)), 1)
 
 

@@ -22,3 +22,8 @@ def recipe(*overrides: str, codec: str = "exact-k") -> Recipe:
 
 def run(out, *overrides: str, codec: str = "exact-k", resume=False):
     return train(recipe(*overrides, codec=codec), out, resume=resume, observer=NullObserver())
+
+
+def huge_reward(problem, response):
+    """A user's reward near the end of fp32."""
+    return 3e38 if len(response) % 2 else -3e38

@@ -57,7 +57,7 @@ def test_the_anchor_leaves_weights_rollouts_and_random_state_alone():
         [0.0] * 16,
     )
     state = {name: t.clone() for name, t in parts.engine.state().items()}
-    loss = slow.AnchorLoss(parts.recipe.rl, settings, 5)
+    loss = slow.AnchorLoss(parts.recipe.rl, settings, 5, 8)
     slow.fire(parts.engine, parts.codec, result.anchor, rows, 1, parts.recipe.anchor, loss)
     assert all(torch.equal(t, state[name]) for name, t in parts.engine.state().items())
     assert torch.equal(torch.get_rng_state(), random)
@@ -97,7 +97,7 @@ def test_a_merged_anchor_gradient_costs_a_backward_and_changes_the_update():
     merged, results = run_steps(recipe("--anchor.cadence=1", "--anchor.merge_alpha=0.5"), 1)
     assert results[0].metrics["anchor/fired"] == 1.0
     tokens = results[0].metrics["wire/dense_bytes"] / (4 * 2 * 128 * 2)
-    assert results[0].metrics["wire/anchor_bytes"] == 2 * 2 * 128 * 2 * tokens
+    assert results[0].metrics["wire/anchor_bytes"] == 3 * 2 * 128 * 2 * tokens
     differs = [
         not torch.equal(a, b) for a, b in zip(weights(plain).values(), weights(merged).values(), strict=True)
     ]

@@ -145,3 +145,30 @@ def test_override_values_are_toml_or_else_text():
     for arguments in (["steps", "3"], ["--steps"]):
         with pytest.raises(UserError):
             parse_overrides(arguments)
+
+
+@pytest.mark.parametrize(
+    ("tables", "overrides", "words"),
+    [
+        ({"codec": "exact-k"}, [], "codec must be a table"),
+        ({"codec": "exact-k"}, ["--codec.keep=2"], "codec.name"),
+        ({}, ["--model", "3", "--model.stages=2"], "was given as a value before"),
+        ({"optimizer": {"betas": [1.5, 0.9]}}, [], "optimizer.betas"),
+        ({"optimizer": {"learning_rate": 1e30}}, [], "optimizer.learning_rate"),
+        ({"optimizer": {"learning_rate": float("inf")}}, [], "optimizer.learning_rate"),
+        ({"codec": {"name": "exact-k", "hidden_dim": 9}}, [], "codec.hidden_dim"),
+    ],
+)
+def test_odd_shapes_of_a_recipe_are_refused_in_one_line(tables, overrides, words):
+    if words == "codec.name":  # the text is replaced by the table of the override, exact-k by default
+        assert resolve(tables, overrides).codec.keep == 2
+    else:
+        assert words in refused(tables, *overrides)
+
+
+def test_an_arm_that_is_no_table_is_refused():
+    assert "arms.a must be a table" in refused({"arms": {"a": 3}}, arm="a")
+
+
+def test_a_codec_setting_without_a_name_is_a_setting_of_exact_k():
+    assert resolve({}, ["--codec.keep=5"]).codec.keep == 5

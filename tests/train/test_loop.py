@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from tests.train.runs import recipe, run
 from thinwire.core.errors import RunFailure, UserError
+from thinwire.engines.local import LocalEngine
+from thinwire.models.assets import embedded_model_path
 from thinwire.train import checkpoint
 from thinwire.train.config import dump_toml, load_recipe
 
@@ -135,21 +138,67 @@ def test_a_half_written_last_line_is_cut_before_a_run_resumes(tmp_path):
     assert [line["step"] for line in metrics(out)] == [0, 1, 2, 3]
 
 
-def test_a_diverging_run_stops_with_a_checkpoint_and_names_the_series(tmp_path):
-    """A rate of 1e30 overflows the weights in the first tick of a step of two: the step is undone."""
+def test_a_loss_that_overflows_stops_the_run_with_a_checkpoint_and_names_the_series(tmp_path):
+    """A reward of 3e38 without standardisation makes the policy loss infinite in fp32 at step 1."""
     out = tmp_path / "r"
-    with pytest.raises(
-        RunFailure, match=r"step \d refused: \S+ was the first series that is not finite"
-    ) as caught:
-        run(out, "--optimizer.learning_rate=1e30", "--steps=5")
-    assert "--resume" in str(caught.value)
-    (step,) = checkpoint.list_steps(out / "checkpoints")
-    tree = checkpoint.load(out / "checkpoints" / f"step-{step}")
-    assert tree.progress.step == step
-    assert metrics(out)[-1]["step"] == step
-    assert all(torch.isfinite(t).all() for name, t in tree.engine.items() if name.startswith("weight."))
+    settings = ["--task.reward=tests.train.runs:huge_reward", "--rl.standardise=false"]
+    with pytest.raises(RunFailure, match=r"step 1 refused: actor/pg_loss was the first series"):
+        run(out, *settings)
+    assert checkpoint.list_steps(out / "checkpoints") == [0]
+    assert [line["step"] for line in metrics(out)] == [0]
+    assert json.loads((out / "summary.json").read_text())["status"] == "failed"
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    assert events[-1]["event"] == "non_finite"
+    assert events[-1] == {"step": 1, "event": "non_finite", "series": "actor/pg_loss"}
+
+
+@pytest.mark.parametrize("codec", ["exact-k", "subspace"])
+def test_a_step_refused_in_its_second_tick_is_undone_and_resumes_as_if_it_had_never_begun(
+    tmp_path, monkeypatch, codec
+):
+    """The second tick of step 2 gets a NaN gradient; step 1 stands, the first tick of step 2 does not."""
+    real, calls = LocalEngine.train_step, []
+
+    def spoil(self, batches, view, loss):
+        losses = real(self, batches, view, loss)
+        calls.append(1)
+        if len(calls) == 4:
+            self.model.lm_head.weight.grad[0, 0] = torch.nan
+        return losses
+
+    extra = ["--anchor.cadence=1", "--anchor.merge_alpha=0.7"]
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalEngine, "train_step", spoil)
+        with pytest.raises(RunFailure, match="step 2 refused: actor/grad_norm"):
+            run(tmp_path / "r", *extra, codec=codec)
+    run(tmp_path / "r", *extra, codec=codec, resume=True)
+    run(tmp_path / "whole", *extra, codec=codec)
+    assert metrics(tmp_path / "r") == metrics(tmp_path / "whole")
+
+
+def test_a_reward_that_fails_in_mid_run_leaves_the_last_whole_step(tmp_path):
+    (tmp_path / "failing.py").write_text(
+        "calls = []\ndef reward(problem, response):\n    calls.append(1)\n"
+        "    if len(calls) > 60:\n        raise KeyError('oops')\n    return 0.0 if len(calls) % 2 else 1.0\n"
+    )
+    process = launch(tmp_path, "--steps=5", "--task.reward=failing:reward")
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2, errors
+    assert "Traceback" not in errors
+    assert "resume from step 2" in errors.strip().splitlines()[-1]
+
+
+def test_a_run_is_not_resumed_from_other_weights(tmp_path):
+    run(tmp_path / "a", "--steps=1", "--checkpoint.models=true")
+    run(tmp_path / "b", "--steps=1", f"--model.path={tmp_path / 'a' / 'final'}")
+    shutil.rmtree(tmp_path / "a" / "final")
+    shutil.copytree(Path(str(embedded_model_path())), tmp_path / "a" / "final")
+    with pytest.raises(UserError, match="other weights"):
+        run(tmp_path / "b", "--steps=2", f"--model.path={tmp_path / 'a' / 'final'}", resume=True)
+
+
+def test_greedy_sampling_is_refused_for_training(tmp_path):
+    with pytest.raises(UserError, match=r"sampling.temperature must be > 0 to train"):
+        run(tmp_path / "r", "--sampling.temperature=0")
 
 
 def launch(tmp_path, *overrides, prelude=""):

@@ -20,8 +20,8 @@ from thinwire.tasks.prompts import encode_prompt
 from thinwire.tasks.rewards import make_reward
 from thinwire.train import step as step_module
 from thinwire.train.anchor import initial_anchor_state
-from thinwire.train.loop import build
 from thinwire.train.losses import Settings, initial_settings
+from thinwire.train.parts import build
 from thinwire.train.step import run_step
 
 

@@ -57,6 +57,10 @@ class CodecState:
             digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
 
+    def to(self, device: torch.device) -> "CodecState":
+        """The same state with its tensors on a device: kept on the CPU, moved once a step by `publish`."""
+        return CodecState(self.version, {name: tensor.to(device) for name, tensor in self.tensors.items()})
+
     def num_bytes(self) -> int:
         """Bytes of the side channel when this state is published once across its boundary."""
         return sum(t.numel() * t.element_size() for t in self.tensors.values())
@@ -172,7 +176,7 @@ def resolve_kept(field: str, kept: int | None, bits_per_value: float | None, hid
     if kept is not None and bits_per_value is not None:
         raise UserError(f"{field} = {kept} and codec.bits_per_value = {bits_per_value} both set; give one")
     if bits_per_value is not None:
-        kept = int(bits_per_value * hidden_dim / 16)
+        kept = int(bits_per_value * hidden_dim / 16 + 1e-9)
         field = f"codec.bits_per_value = {bits_per_value} gives {field}"
     if kept is None:
         kept = max(1, round(REFERENCE_BUDGET * hidden_dim))

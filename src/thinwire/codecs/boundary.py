@@ -84,6 +84,13 @@ class View:
         return f"{self.codec.fingerprint()}.{states}.{self.seed}.{self.step}"
 
 
-def publish(codec: Codec, states: Sequence[CodecState], seed: int, step: int) -> View:
-    """Make the View of one step out of published states. The only place where a View begins."""
-    return View(codec, tuple(states), seed, step)
+def publish(
+    codec: Codec,
+    states: Sequence[CodecState],
+    seed: int,
+    step: int,
+    device: torch.device = torch.device("cpu"),  # noqa: B008 - a constant
+) -> View:
+    """Make the View of one step out of published states. The only place where a View begins, and where
+    learned states meet the device of the model."""
+    return View(codec, tuple(state.to(device) for state in states), seed, step)

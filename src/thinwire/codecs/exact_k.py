@@ -44,7 +44,8 @@ class ExactK(Codec):
 
     def decode(self, values_NK: Tensor, draw: Tensor | None, state: CodecState) -> Tensor:
         assert draw is not None
-        decoded_ND = values_NK.new_zeros(*values_NK.shape[:-1], self.hidden_dim).float()
+        shape = (*values_NK.shape[:-1], self.hidden_dim)
+        decoded_ND = torch.zeros(shape, dtype=torch.float32, device=values_NK.device)
         return decoded_ND.scatter_(-1, draw.long(), values_NK.float())
 
     def values_per_token(self) -> int:

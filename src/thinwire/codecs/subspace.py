@@ -1,12 +1,13 @@
 """The learned reference codec (PowerSGD-like): a subspace held fixed between anchor fires."""
 
+import math
 from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
 from thinwire.codecs.base import PAYLOAD_DTYPE, Codec, CodecState, Moments, resolve_kept
-from thinwire.core.errors import UserError
+from thinwire.core.errors import NonFinite, UserError
 from thinwire.core.keys import Stream, normals, scalar_keys
 
 
@@ -49,11 +50,11 @@ class Subspace(Codec):
         QR in fp32 misses at D = 576."""
         second_DD = moments.second_DD.double().cpu() / max(1, moments.num_tokens)
         if not torch.isfinite(second_DD).all():
-            raise FloatingPointError("anchor statistics are not finite")
-        basis_DR = state.tensors["basis_DR"].double().cpu()
+            raise NonFinite("anchor/moments", math.nan)
+        basis_DR = state.tensors["basis_DR"].double()
         for _ in range(self.power_iterations):
             basis_DR, _ = torch.linalg.qr(second_DD @ basis_DR)
-        return CodecState(version, {"basis_DR": basis_DR.float().to(state.tensors["basis_DR"].device)})
+        return CodecState(version, {"basis_DR": basis_DR.float()})
 
     @property
     def learns(self) -> bool:

@@ -71,12 +71,15 @@ SERIES: tuple[Series, ...] = (
     Series("probe/entropy_dense", "nats", "dense", "token mean of the entropy, codec off"),
     Series("wire/forward_bytes", "bytes", "codec", "old, reference and training passes, padding included"),
     Series("wire/backward_bytes", "bytes", "codec", "gradients of the training passes"),
-    Series("wire/anchor_bytes", "bytes", "dense", "the anchor's dense pass, twice with a gradient"),
+    Series(
+        "wire/anchor_bytes", "bytes", "dense", "the anchor's dense passes: 1, with a gradient 2 or 3 (KL)"
+    ),
+    Series("wire/probe_bytes", "bytes", "dense", "the codec-off probe's two dense passes"),
     Series("wire/side_channel_bytes", "bytes", "none", "learned states published in the step"),
     Series("wire/dense_bytes", "bytes", "none", "forward and backward at 2 bytes a value"),
     Series("wire/bits_per_value", "bits", "none", "wire bits a token a boundary over the width"),
     Series("anchor/fired", "0 or 1", "none", "1 when the anchor fired before this step's old pass"),
-    Series("codec/version", "fires", "none", "version of the learned states the step used"),
+    Series("codec/version", "fires", "none", "version of the learned states the step used, 0 for none"),
     Series("timing_s/sampling", "s", "none", "dense sampling"),
     Series("timing_s/reward", "s", "none", "decoding, scoring, advantages"),
     Series("timing_s/anchor", "s", "none", "the anchor's pass and learning"),

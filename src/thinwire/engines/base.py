@@ -41,10 +41,12 @@ class AnchorReading:
 
 @dataclass(frozen=True)
 class Update:
-    """One optimizer tick: the gradient norm before clipping and whether the weights were changed."""
+    """One optimizer tick: the gradient norm before clipping, whether the weights were changed, and whether
+    they are finite after it."""
 
     grad_norm: float
     applied: bool
+    weights_finite: bool = True
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,10 @@ class Engine(Protocol):
     dtype: torch.dtype
     device: torch.device
 
-    def forward(self, batches: Sequence[Batch], view: View, policy: Policy = "current") -> list[Reading]:
-        """Log-probabilities and entropy of the response tokens, without gradient."""
+    def forward(
+        self, batches: Sequence[Batch], view: View, policy: Policy = "current", *, with_entropy: bool = True
+    ) -> list[Reading]:
+        """Log-probabilities of the response tokens, and their entropy if asked (else 0), without gradient."""
         ...
 
     def train_step(self, batches: Sequence[Batch], view: View, loss_function: LossFunction) -> list[float]:
@@ -90,8 +94,9 @@ class Engine(Protocol):
         """Remember the current weights as those of rollout step `step`, for a later stale anchor."""
         ...
 
-    def use_snapshot(self, step: int) -> None:
-        """Make the weights of `step` those of policy "snapshot"; older ones are forgotten."""
+    def use_snapshot(self, step: int) -> bool:
+        """Make the oldest weights kept at or after `step` those of policy "snapshot"; the current ones, and
+        False, where none were kept. Older ones are forgotten."""
         ...
 
     def merge_anchor(self, gradient: tuple[Tensor, ...], beta: float) -> None:

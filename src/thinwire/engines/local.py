@@ -66,8 +66,10 @@ class LocalEngine:
         self._seconds = {"forward": 0.0, "backward": 0.0}
 
     @torch.no_grad()
-    def forward(self, batches: Sequence[Batch], view: View, policy: Policy = "current") -> list[Reading]:
-        return [self._read(batch, view, policy) for batch in batches]
+    def forward(
+        self, batches: Sequence[Batch], view: View, policy: Policy = "current", *, with_entropy: bool = True
+    ) -> list[Reading]:
+        return [self._read(batch, view, policy, with_entropy=with_entropy) for batch in batches]
 
     def train_step(self, batches: Sequence[Batch], view: View, loss_function: LossFunction) -> list[float]:
         losses = []
@@ -90,25 +92,50 @@ class LocalEngine:
         loss_function: LossFunction | None = None,
     ) -> AnchorReading:
         watched = [_MomentSum(self.hidden_dim, self.device) for _ in range(self.num_boundaries)]
+        gradient = None
+        if loss_function is None:
+            with torch.no_grad():
+                for batch in batches:
+                    self._watch(batch, policy, watched)
+        else:
+            gradient = self._dense_gradient(batches, view.dense(), policy, loss_function, watched)
+        num_tokens = sum(batch.input_ids_BT.numel() for batch in batches)
+        return AnchorReading(tuple(watch.moments() for watch in watched), gradient, num_tokens)
+
+    def _watch(self, batch: Batch, policy: Policy, watched: Sequence["_MomentSum"]) -> None:
+        """Run the blocks up to the last boundary, which is all that statistics need."""
+        hidden = batch.input_ids_BT
+        for block, watch in zip(self._stages[policy].blocks[:-1], watched, strict=True):
+            hidden = block(hidden)
+            watch.add_(hidden, batch.token_mask_BT)
+
+    def _dense_gradient(
+        self,
+        batches: Sequence[Batch],
+        view: View,
+        policy: Policy,
+        loss_function: LossFunction,
+        watched: Sequence["_MomentSum"],
+    ) -> tuple[Tensor, ...]:
+        """fp32 sum over micro-batches of the loss's gradient in every parameter; .grad stays as it is."""
         parameters = list(self._model_of(policy).parameters())
-        gradient = [torch.zeros_like(p, dtype=torch.float32) for p in parameters] if loss_function else None
+        gradient = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
         for index, batch in enumerate(batches):
-            with torch.set_grad_enabled(gradient is not None):
-                reading = self._read(batch, view.dense(), policy, watched)
-                if loss_function is None or gradient is None:
-                    continue
-                shares = torch.autograd.grad(
-                    loss_function(index, batch, reading), parameters, allow_unused=True
-                )
+            reading = self._read(batch, view, policy, watched)
+            loss = loss_function(index, batch, reading)
+            shares = torch.autograd.grad(loss, parameters, allow_unused=True)
             for total, share in zip(gradient, shares, strict=True):
                 if share is not None:
                     total += share.float()
-        num_tokens = sum(batch.input_ids_BT.numel() for batch in batches)
-        moments = tuple(watch.moments() for watch in watched)
-        return AnchorReading(moments, tuple(gradient) if gradient is not None else None, num_tokens)
+        return tuple(gradient)
 
     def _read(
-        self, batch: Batch, view: View, policy: Policy, watched: Sequence["_MomentSum"] = ()
+        self,
+        batch: Batch,
+        view: View,
+        policy: Policy,
+        watched: Sequence["_MomentSum"] = (),
+        with_entropy: bool = True,
     ) -> Reading:
         """One pass through all stages, then log-probabilities and entropy of the response tokens only."""
         stages = self._stages[policy]
@@ -119,21 +146,23 @@ class LocalEngine:
             return view.cross(hidden_BTD, boundary, batch.sample_B)
 
         normed_BTD = stages.forward(batch.input_ids_BT, send)
-        return read_tokens(batch, normed_BTD, stages, self._passes)
+        return read_tokens(batch, normed_BTD, stages, self._passes, with_entropy)
 
     def _model_of(self, policy: Policy) -> nn.Module:
         return self._snapshot_model if policy == "snapshot" else self.model
 
     def take_snapshot(self, step: int) -> None:
-        weights = {name: p.detach().clone() for name, p in self.model.named_parameters()}
-        self._snapshots[step] = weights
+        # on the CPU: several may be kept, and device memory is the scarcer one
+        self._snapshots[step] = {n: p.detach().to("cpu", copy=True) for n, p in self.model.named_parameters()}
 
-    def use_snapshot(self, step: int) -> None:
-        own = dict(self._snapshot_model.named_parameters())
+    def use_snapshot(self, step: int) -> bool:
+        kept = {at: weights for at, weights in self._snapshots.items() if at >= step}
+        weights = kept[min(kept)] if kept else dict(self.model.named_parameters())
         with torch.no_grad():
-            for name, weight in self._snapshots[step].items():
-                own[name].copy_(weight)
-        self._snapshots = {at: kept for at, kept in self._snapshots.items() if at >= step}
+            for name, own in self._snapshot_model.named_parameters():
+                own.copy_(weights[name])
+        self._snapshots = kept
+        return bool(kept)
 
     def merge_anchor(self, gradient: tuple[Tensor, ...], beta: float) -> None:
         self._master.average_anchor_(gradient, beta)
@@ -163,18 +192,24 @@ class LocalEngine:
                 self._snapshots.setdefault(int(at), {})[name] = tensor.clone()
 
 
-def read_tokens(batch: Batch, normed_BTD: Tensor, stages: Stages, passes: PassConfig) -> Reading:
+def read_tokens(
+    batch: Batch, normed_BTD: Tensor, stages: Stages, passes: PassConfig, with_entropy: bool = True
+) -> Reading:
     """Log-probability and entropy of each response token from the hidden state one position before it."""
     row_N, slot_N = batch.response_positions()
     at_N = batch.prompt_length_B[row_N] + slot_N
     target_N = batch.input_ids_BT[row_N, at_N]
     logprob_N, entropy_N = logprobs_and_entropy(
-        normed_BTD[row_N, at_N - 1], stages.head, target_N, passes.temperature, passes.chunk_tokens
+        normed_BTD[row_N, at_N - 1],
+        stages.head,
+        target_N,
+        passes.temperature,
+        passes.chunk_tokens,
+        with_entropy,
     )
     empty_BR = logprob_N.new_zeros(batch.rollout_logprob_BR.shape)
-    return Reading(
-        empty_BR.index_put((row_N, slot_N), logprob_N), empty_BR.index_put((row_N, slot_N), entropy_N)
-    )
+    logprob_BR = empty_BR.index_put((row_N, slot_N), logprob_N)
+    return Reading(logprob_BR, empty_BR.index_put((row_N, slot_N), entropy_N) if with_entropy else empty_BR)
 
 
 class _MomentSum:

@@ -1,6 +1,7 @@
 """fp32 master weights, gradient accumulation, the anchor merge, clipping and AdamW."""
 
 from collections.abc import Mapping, Sequence
+from typing import Annotated
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -9,15 +10,17 @@ from torch import Tensor, nn
 from thinwire.engines.base import Update, UpdateSettings
 from thinwire.models.stages import Stages, stage_of_parameters
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
 
 class AdamWConfig(BaseModel):
     """AdamW (Loshchilov and Hutter, 2019) on fp32 masters, torch.optim.AdamW."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
-    learning_rate: float = Field(1e-6, ge=0)
+    learning_rate: float = Field(1e-6, ge=0, le=1)
     """Constant step size; 0 is a useful control: every series must stay flat."""
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
     """Decay rates of the two moments, each in [0, 1)."""
     eps: float = Field(1e-8, gt=0)
     """Added to the root of the second moment."""
@@ -86,15 +89,16 @@ class Master:
         self._optimizer.zero_grad(set_to_none=True)
         if not torch.isfinite(norm):
             return Update(float(norm), applied=False)
-        scale = torch.clamp(settings.grad_clip / (norm + 1e-6), max=1.0)
+        torch._foreach_mul_(gradients, torch.clamp(settings.grad_clip / (norm + 1e-6), max=1.0))
         for own, gradient in zip(self._own, gradients, strict=True):
-            own.grad = gradient * scale
+            own.grad = gradient
         for group in self._optimizer.param_groups:
             group["lr"] = settings.learning_rate
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._publish_()
-        return Update(float(norm), applied=True)
+        sums = torch.stack(torch._foreach_norm([own.detach() for own in self._own]))
+        return Update(float(norm), applied=True, weights_finite=bool(torch.isfinite(sums).all()))
 
     def _global_norm(self, gradients: Sequence[Tensor]) -> Tensor:
         """sqrt(sum over stages of sum over the stage's parameters of |g|^2)."""
@@ -122,11 +126,16 @@ class Master:
     @torch.no_grad()
     def load_state_(self, state: Mapping[str, Tensor]) -> None:
         """Take back what `state` gave; KeyError names a missing tensor."""
+        device = self._own[0].device
+        self._optimizer.state.clear()
         for name, own in zip(self._names, self._own, strict=True):
             own.copy_(state[f"weight.{name}"])
             kept = ("step", "exp_avg", "exp_avg_sq")
             if f"adamw.step.{name}" in state:
-                self._optimizer.state[own] = {k: state[f"adamw.{k}.{name}"].clone() for k in kept}
-        if f"anchor_average.{self._names[0]}" in state:
-            self._average = [state[f"anchor_average.{name}"].clone() for name in self._names]
+                self._optimizer.state[own] = {
+                    key: state[f"adamw.{key}.{name}"].to(device, copy=True) for key in kept
+                }
+        averages = [state.get(f"anchor_average.{name}") for name in self._names]
+        known = [average.to(device, copy=True) for average in averages if average is not None]
+        self._average = known or None
         self._publish_()

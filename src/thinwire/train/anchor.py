@@ -11,11 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
 
 from thinwire.codecs import Codec, CodecState, View, publish
 from thinwire.engines.base import Engine, Policy
 from thinwire.engines.batch import Batch, Rows, partition
-from thinwire.train.losses import Losses, RlConfig, Settings, loss_terms, total_denominator
+from thinwire.train.losses import (
+    Losses,
+    RlConfig,
+    Settings,
+    loss_terms,
+    refuse_non_finite,
+    total_denominator,
+)
 
 
 class AnchorConfig(BaseModel):
@@ -45,11 +53,13 @@ class AnchorState:
 
 @dataclass(frozen=True)
 class Fired:
-    """Outcome of one fire: the staged state and the tokens that crossed uncompressed."""
+    """Outcome of one fire: the staged state, the staged gradient, and what crossed uncompressed."""
 
     staged: AnchorState
+    gradient: tuple[Tensor, ...] | None
     num_tokens: int
-    with_gradient: bool
+    num_passes: int
+    """Dense crossings of every token: 1, and with a gradient its backward and the reference's forward."""
 
 
 def initial_anchor_state(codec: Codec, num_boundaries: int, seed: int) -> AnchorState:
@@ -62,9 +72,9 @@ def is_due(step: int, cadence: int) -> bool:
     return (step - 1) % cadence == 0
 
 
-def is_needed(codec: Codec, config: AnchorConfig) -> bool:
-    """Whether a fire would change anything: a codec that learns, or a merged gradient."""
-    return codec.learns or config.merge_alpha < 1.0
+def is_needed(codec: Codec, config: AnchorConfig, num_boundaries: int) -> bool:
+    """Whether a fire would change anything: a boundary with a codec that learns, or a merged gradient."""
+    return (codec.learns and num_boundaries > 0) or config.merge_alpha < 1.0
 
 
 def snapshot_due(step: int, config: AnchorConfig, cadence: int) -> bool:
@@ -79,6 +89,7 @@ class AnchorLoss:
     rl: RlConfig
     settings: Settings
     norm_tokens: int
+    micro_batch_rows: int
 
 
 def fire(
@@ -95,26 +106,27 @@ def fire(
     if config.delay > 0:
         engine.use_snapshot(max(1, step - config.delay))
         policy = "snapshot"
-    batches = _share_of_rows(engine, rows, config.token_share, run_loss.rl)
-    view = publish(codec, state.states, seed=0, step=step).dense()
-    merges = config.merge_alpha < 1.0
-    loss = _own_loss(engine, batches, view, policy, run_loss) if merges else None
+    batches = _share_of_rows(engine, rows, config.token_share, run_loss)
+    view = publish(codec, state.states, seed=0, step=step, device=engine.device).dense()
+    merges, has_kl = config.merge_alpha < 1.0, run_loss.settings.kl_coefficient > 0
+    loss = _own_loss(engine, batches, view, run_loss, has_kl) if merges else None
     reading = engine.boundary_moments(batches, view, policy, loss)
     if reading.gradient is not None:
-        engine.merge_anchor(reading.gradient, config.merge_beta)
+        refuse_non_finite({"anchor/gradient": float(sum(share.abs().sum() for share in reading.gradient))})
     version = state.num_fires + 1
     learned = zip(state.states, reading.moments, strict=True)
     staged = AnchorState(tuple(codec.learn(old, seen, version) for old, seen in learned), version)
-    return Fired(staged, reading.num_tokens, with_gradient=merges)
+    num_passes = 1 + merges + (merges and has_kl)
+    return Fired(staged, reading.gradient, reading.num_tokens, num_passes)
 
 
-def _share_of_rows(engine: Engine, rows: Rows, share: float, rl: RlConfig) -> list[Batch]:
-    """ceil(share x rows) rows, evenly spaced, in micro-batches of the usual size."""
+def _share_of_rows(engine: Engine, rows: Rows, share: float, run_loss: AnchorLoss) -> list[Batch]:
+    """ceil(share x rows) rows, evenly spaced, in micro-batches of the size that training uses."""
     num_rows = len(rows.sample)
     num_chosen = math.ceil(share * num_rows)
     chosen = [index * num_rows // num_chosen for index in range(num_chosen)]
     part = Rows(*([values[i] for i in chosen] for values in _columns(rows)))
-    (tick,) = partition(part, num_chosen, rl.micro_batch_rows or num_chosen, rl.length_bucket, engine.device)
+    (tick,) = partition(part, num_chosen, run_loss.micro_batch_rows, run_loss.rl.length_bucket, engine.device)
     return tick
 
 
@@ -122,17 +134,15 @@ def _columns(rows: Rows) -> list[Sequence[Any]]:
     return [rows.prompt_ids, rows.response_ids, rows.rollout_logprobs, rows.sample, rows.advantages]
 
 
-def _own_loss(
-    engine: Engine, batches: list[Batch], view: View, policy: Policy, run_loss: AnchorLoss
-) -> Losses:
-    """The run's own loss, codec off, with the snapshot's own detached log-probabilities as old."""
-    old = engine.forward(batches, view, policy)
-    reference = engine.forward(batches, view, "reference")
+def _own_loss(engine: Engine, batches: list[Batch], view: View, run_loss: AnchorLoss, has_kl: bool) -> Losses:
+    """The run's own loss, codec off, with the pass's own detached log-probabilities as old. Without a KL
+    term nothing depends on the reference, and its dense pass is saved."""
+    reference = engine.forward(batches, view, "reference", with_entropy=False) if has_kl else None
     return Losses(
         run_loss.rl,
         loss_terms(run_loss.rl, run_loss.settings),
         total_denominator(batches, run_loss.norm_tokens),
-        [reading.logprob_BR for reading in old],
-        [reading.logprob_BR for reading in reference],
+        None,
+        None if reference is None else [reading.logprob_BR for reading in reference],
         [],
     )

@@ -6,6 +6,7 @@ V vocabulary, N tokens.
 """
 
 import json
+import math
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,10 @@ def notes(recipe: Recipe, config: Any) -> list[str]:
         found.append(
             "sampling.top_p < 1 or top_k > 0 gives even the dense arm a gap: the trainer knows neither"
         )
+    if recipe.sampling.min_new_tokens > 0:
+        found.append(
+            "sampling.min_new_tokens > 0 gives even the dense arm a gap: the trainer does not mask EOS"
+        )
     return found
 
 
@@ -127,17 +132,17 @@ def wire(recipe: Recipe, codec: Codec, num_boundaries: int) -> dict[str, float]:
     """Bits a token a boundary, and the bytes of a step at full lengths over all boundaries.
 
     The old, reference and training passes send every token forward, the training pass sends it back. The
-    anchor sends ceil(token_share x rows) rows dense at a fire (twice with a merged gradient).
+    anchor sends ceil(token_share x rows) rows dense at a fire (2 or 3 times with a merged gradient).
     """
     dtype = getattr(torch, recipe.model.dtype)
     num_rows = recipe.sampling.prompts * recipe.sampling.group_size
     num_tokens = num_rows * longest_row(recipe)
-    needed = is_needed(codec, recipe.anchor)
-    anchor_tokens = -int(-recipe.anchor.token_share * num_rows // 1) * longest_row(recipe) if needed else 0
+    needed = is_needed(codec, recipe.anchor, num_boundaries)
+    anchor_tokens = math.ceil(recipe.anchor.token_share * num_rows) * longest_row(recipe) if needed else 0
     state_bytes = codec.initial_state(0, 0).num_bytes() if num_boundaries and needed else 0
     shape = WireShape(codec.wire_bits(dtype), codec.hidden_dim, num_boundaries)
-    merged = recipe.anchor.merge_alpha < 1.0
-    step = wire_bytes(shape, 3 * num_tokens, num_tokens, anchor_tokens, merged, state_bytes * num_boundaries)
+    passes = (2 + (recipe.rl.kl_coefficient > 0)) if recipe.anchor.merge_alpha < 1.0 else 1
+    step = wire_bytes(shape, 3 * num_tokens, num_tokens, anchor_tokens, passes, state_bytes * num_boundaries)
     anchor, side = step["wire/anchor_bytes"], step["wire/side_channel_bytes"]
     return {
         "bits_per_token_per_boundary": shape.bits_per_token,

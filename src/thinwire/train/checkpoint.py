@@ -31,7 +31,8 @@ class Progress:
     best_step: int = 0
     best_validation: float | None = None
     seconds: float = 0.0
-    controller: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    """The Settings of the next step, where they differ from the recipe's (a controller changed them)."""
     unlogged: dict[str, float] = field(default_factory=dict)
     """The last step's series, when the disk was too full to log them: written first on resume."""
 

@@ -113,19 +113,26 @@ def _shown(value: Any) -> str:
 
 
 def compare(
-    plan: Plan, jobs: int, display: Display, write_report: Callable[[Path, Path], object]
+    plan: Plan,
+    jobs: int,
+    display: Display,
+    write_report: Callable[[Path, Path], object],
+    at_steps: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Run what is not done yet, `jobs` at a time; write summary.json and report.html; return the summary.
 
     Done runs are skipped, interrupted and failed ones go on from their checkpoints. Ctrl-C asks every run
-    to stop at its step boundary; a second one ends them at once.
+    to stop at its step boundary; a second one ends them at once. `at_steps`: the steps whose readings the
+    summary holds, default the quarter marks.
     """
     if jobs < 1:
         raise UserError(f"--jobs must be at least 1 process, got {jobs}")
     _prepare(plan)
     with display:
         errors = run_all([run for run in plan.runs if read_status(run.out) != "done"], plan, jobs, display)
-    summary = compare_summary(plan.name, [summary_of(run, errors.get(run.label)) for run in plan.runs])
+    summary = compare_summary(
+        plan.name, [summary_of(run, errors.get(run.label), at_steps) for run in plan.runs]
+    )
     _write_json(plan.out / "summary.json", summary)
     if any((run.out / "metrics.jsonl").exists() for run in plan.runs):
         write_report(plan.out, plan.out / "report.html")

@@ -23,8 +23,10 @@ _CODECS: dict[str, type[Codec]] = {kind.model_fields["name"].default: kind for k
 
 def _codec(value: Any) -> Any:
     """The codec class named by the table; its own fields are validated by pydantic."""
-    if not isinstance(value, Mapping):
+    if isinstance(value, Codec):
         return value
+    if not isinstance(value, Mapping):
+        raise UserError(f"codec must be a table such as codec.name = 'exact-k', got {value!r}")
     name = value.get("name", "exact-k")
     if name not in _CODECS:
         raise UserError(
@@ -122,10 +124,12 @@ def resolve(raw: Mapping[str, Any], overrides: Sequence[str] = (), arm: str | No
     tables = dict(raw)
     if arm is not None:
         arms = tables.get("arms", {})
-        if arm not in arms:
+        if not isinstance(arms, Mapping) or arm not in arms:
             raise UserError(
                 f"arm {arm!r} is not in [arms] of the recipe{_nearest(arm, arms)}; it has {', '.join(arms)}"
             )
+        if not isinstance(arms[arm], Mapping):
+            raise UserError(f"arms.{arm} must be a table of settings, got {arms[arm]!r}")
         tables = lay_over(tables, arms[arm])
     tables = lay_over(tables, parse_overrides(overrides))
     try:
@@ -139,19 +143,12 @@ def lay_over(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(base)
     for key, value in top.items():
         old = merged.get(key)
-        renamed = (
-            key == "codec"
-            and isinstance(value, Mapping)
-            and value.get("name", None)
-            not in (
-                None,
-                (old or {}).get("name"),
-            )
-        )
-        if isinstance(value, Mapping) and isinstance(old, Mapping) and not renamed:
-            merged[key] = lay_over(old, value)
-        else:
+        if not (isinstance(value, Mapping) and isinstance(old, Mapping)):
             merged[key] = value
+        elif key == "codec" and value.get("name", old.get("name")) != old.get("name"):
+            merged[key] = dict(value)
+        else:
+            merged[key] = lay_over(old, value)
     return merged
 
 
@@ -172,6 +169,8 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
         *parents, leaf = key.split(".")
         for parent in parents:
             table = table.setdefault(parent, {})
+            if not isinstance(table, dict):
+                raise UserError(f"--{key}: {parent} was given as a value before, so it has no {leaf}")
         table[leaf] = _toml_value(text)
     return tables
 

@@ -1,8 +1,7 @@
 """The training loop: build the parts, run the steps, keep what must not be lost."""
 
-import os
+import json
 import resource
-import shutil
 import signal
 import sys
 import time
@@ -16,18 +15,16 @@ from typing import Any
 from torch import Tensor
 
 from thinwire.core.errors import NonFinite, RunFailure, UserError
-from thinwire.engines.local import LocalEngine, PassConfig
-from thinwire.models.load import LoadedModel, load_model, quiet_transformers
-from thinwire.sampling.hf import HFSampler
-from thinwire.tasks.base import make_task
-from thinwire.tasks.rewards import make_reward
+from thinwire.models.load import LoadedModel, load_model
 from thinwire.train import checkpoint
 from thinwire.train.anchor import AnchorState, initial_anchor_state
+from thinwire.train.check import notes
 from thinwire.train.config import Recipe
-from thinwire.train.losses import initial_settings
+from thinwire.train.losses import Settings, initial_settings
+from thinwire.train.parts import build, dropped_note, model_facts, save_model
 from thinwire.train.progress import Observer
-from thinwire.train.rollout import Workload, validate
-from thinwire.train.rundir import RunDir
+from thinwire.train.rollout import sample_rows, validate
+from thinwire.train.rundir import RunDir, commit, environment
 from thinwire.train.step import Parts, StepResult, run_step
 from thinwire.train.summary import run_summary
 
@@ -50,30 +47,63 @@ def train(
     run = RunDir(out)
     loaded = load_model(recipe.model)
     parts = build(recipe, loaded)
-    initial = initial_anchor_state(parts.codec, parts.engine.num_boundaries, recipe.seed)
-    tree = checkpoint.Tree({}, initial, checkpoint.Progress())
-    if resume:
-        tree = _latest(run) or tree
-        if tree.engine:
-            parts.engine.load_state(tree.engine)
-        run.cut_after(tree.progress.step or -1)
-        if tree.progress.unlogged:
-            run.append(run.metrics, tree.progress.unlogged)
-            tree = replace(tree, progress=replace(tree.progress, unlogged={}))
-    else:
-        run.create(recipe, arm, model_facts(parts, loaded))
+    tree = _taken_up(run, parts, loaded) if resume else _fresh(run, parts, loaded, arm)
     observer.start(arm or recipe.name, tree.progress.step + 1, recipe.steps)
+    for note in [*notes(recipe, loaded.model.config), *dropped_note(parts)]:
+        observer.message(note)
+    status, stand = "failed", _Stand(tree.anchor, tree.progress)
     with _finish_step_on_interrupt() as stop:
         try:
-            progress, status = _run_steps(_Run(parts, run, loaded, observer, stop), tree)
+            status = _run_steps(_Run(parts, run, loaded, observer, stop), stand)
         except OSError as error:
             raise RunFailure(f"{out}: {error.strerror or error}; {_resumable(run)}") from error
-        except RunFailure:
-            _write_summary(run, recipe, arm, "failed", tree.progress.seconds)
-            raise
-    summary = _write_summary(run, recipe, arm, status, progress.seconds)
+        finally:
+            with suppress(OSError):
+                summary = _write_summary(run, recipe, arm, status, stand.progress.seconds)
     observer.finish(summary)
     return summary
+
+
+def _fresh(run: RunDir, parts: Parts, loaded: LoadedModel, arm: str | None) -> checkpoint.Tree:
+    run.create(
+        parts.recipe, environment(parts.recipe, arm, str(parts.engine.device)), model_facts(parts, loaded)
+    )
+    initial = initial_anchor_state(parts.codec, parts.engine.num_boundaries, parts.recipe.seed)
+    return checkpoint.Tree({}, initial, checkpoint.Progress())
+
+
+def _taken_up(run: RunDir, parts: Parts, loaded: LoadedModel) -> checkpoint.Tree:
+    """The newest checkpoint loaded, later lines cut; a run stopped before its first one starts over."""
+    if not (run.path / "config.toml").exists():
+        raise UserError(f"--resume: {run.path} holds no run; start one with --out {run.path}")
+    _refuse_other_weights(run, loaded)
+    steps = checkpoint.list_steps(run.checkpoints)
+    initial = initial_anchor_state(parts.codec, parts.engine.num_boundaries, parts.recipe.seed)
+    tree = checkpoint.Tree({}, initial, checkpoint.Progress())
+    if steps:
+        tree = checkpoint.load(run.checkpoints / f"step-{steps[-1]}")
+        parts.engine.load_state(tree.engine)
+    at, unlogged = tree.progress.step, tree.progress.unlogged
+    run.cut_after(at if at else -1)
+    if unlogged:
+        run.cut_after(at - 1, [run.metrics])
+        run.append(run.metrics, unlogged)
+        tree = replace(tree, progress=replace(tree.progress, unlogged={}))
+    run.append(run.events, {"step": at, "event": "resumed", "commit": commit()})
+    return tree
+
+
+def _refuse_other_weights(run: RunDir, loaded: LoadedModel) -> None:
+    """The reference policy is the model the run started from: another one would change its KL unseen."""
+    try:
+        known = json.loads((run.path / "environment.json").read_text())["model"]["fingerprint"]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(f"--resume: {run.path}/environment.json does not name the model's weights") from None
+    if known != loaded.fingerprint:
+        raise UserError(
+            f"--resume: model.path now holds other weights ({loaded.fingerprint[:20]}) than the run started "
+            f"from ({known[:20]}); give it back the old ones"
+        )
 
 
 def _write_summary(
@@ -84,36 +114,12 @@ def _write_summary(
     return summary
 
 
-def build(recipe: Recipe, loaded: LoadedModel) -> Parts:
-    """The parts of a run out of its recipe; settings that do not fit the model are refused here."""
-    passes = PassConfig(recipe.sampling.temperature or 1.0, recipe.rl.logprob_chunk_tokens)
-    if recipe.model.gradient_checkpointing:
-        loaded.model.train()  # transformers recomputes blocks in training mode only; there is no dropout
-    codec = recipe.codec.at_width(int(loaded.model.config.hidden_size))
-    engine = LocalEngine(
-        loaded.model,
-        recipe.model.stages,
-        recipe.model.boundaries,
-        recipe.optimizer,
-        passes,
-        has_snapshot=recipe.anchor.delay > 0,
-    )
-    sampler = HFSampler(loaded.model, loaded.eos_ids, loaded.pad_id)
-    task = make_task(recipe.task, recipe.seed, loaded.tokenizer)
-    work = Workload(task, recipe.task, make_reward(recipe.task.reward), loaded.tokenizer)
-    return Parts(recipe, codec, engine, sampler, work)
+@dataclass
+class _Stand:
+    """Where the run stands after its last whole step."""
 
-
-def model_facts(parts: Parts, loaded: LoadedModel) -> dict[str, Any]:
-    """What environment.json says of the model: source, weights, width, where it is cut, bits a token."""
-    return {
-        "source": loaded.source,
-        "fingerprint": loaded.fingerprint,
-        "num_parameters": sum(p.numel() for p in loaded.model.parameters()),
-        "hidden_size": parts.engine.hidden_dim,
-        "boundaries": list(parts.engine.boundaries),
-        "wire_bits_per_token": parts.codec.wire_bits(parts.engine.dtype),
-    }
+    anchor: AnchorState
+    progress: checkpoint.Progress
 
 
 @dataclass(frozen=True)
@@ -125,64 +131,91 @@ class _Run:
     stop: _Stop
 
 
-def _run_steps(run: _Run, tree: checkpoint.Tree) -> tuple[checkpoint.Progress, str]:
-    """All remaining steps; returns where the run stands and "done" or "interrupted"."""
-    recipe, engine = run.parts.recipe, run.parts.engine
-    anchor, progress = tree.anchor, tree.progress
+def _run_steps(run: _Run, stand: _Stand) -> str:
+    """All remaining steps; keeps `stand` at the last whole one; returns "done" or "interrupted"."""
+    recipe = run.parts.recipe
     settings = initial_settings(recipe.rl, recipe.anchor.cadence)
-    if progress.step == 0:
-        progress = _validated(run, progress, {"step": 0})
-    for step in range(progress.step + 1, recipe.steps + 1):
+    settings = replace(settings, **stand.progress.settings)
+    if stand.progress.step == 0:
+        stand.progress = _first_validation(run, stand.progress)
+    for step in range(stand.progress.step + 1, recipe.steps + 1):
         started = time.perf_counter()
-        before = _backup(run.parts)
+        result = _step_or_refuse(run, stand, step, settings)
+        stand.anchor, stand.progress = result.anchor, replace(stand.progress, step=step)
+        metrics = _step_metrics(result, step)
         try:
-            result = run_step(run.parts, step, settings, anchor)
-        except NonFinite as error:
-            if before is not None:
-                engine.load_state(before)
-            _save(run, anchor, progress)
-            run.dir.append(run.dir.events, {"step": step, "event": "non_finite", "series": error.series})
-            raise RunFailure(
-                f"step {step} refused: {error.series} was the first series that is not finite ({error}); "
-                f"{_resumable(run.dir)}"
-            ) from None
-        anchor = result.anchor
-        progress = replace(progress, step=step)
-        try:
-            progress = _logged(run, result, progress, started)
+            stand.progress = _logged(run, result, metrics, stand.progress)
         except OSError:
             with suppress(OSError):
-                _save(run, anchor, replace(progress, unlogged={"step": step, **result.metrics}))
+                _save(run, stand.anchor, replace(stand.progress, unlogged=metrics))
             raise
-        last = step == recipe.steps or run.stop.asked
-        if last or (recipe.checkpoint.every and step % recipe.checkpoint.every == 0):
-            _save(run, anchor, progress)
+        seconds = stand.progress.seconds + time.perf_counter() - started
+        stand.progress = replace(stand.progress, seconds=seconds)
+        every, last = recipe.checkpoint.every, step == recipe.steps or run.stop.asked
+        if last or (every and step % every == 0):
+            _save(run, stand.anchor, stand.progress)
         if run.stop.asked and step < recipe.steps:
-            return progress, "interrupted"
+            return "interrupted"
     if recipe.checkpoint.models:
         save_model(run.loaded, run.dir.path / "final")
-    return progress, "done"
+    return "done"
+
+
+def _step_or_refuse(run: _Run, stand: _Stand, step: int, settings: Settings) -> StepResult:
+    """One step; a bad number or a bad reward ends the run with the last whole step on disk."""
+    before = _backup(run.parts)
+    try:
+        return run_step(run.parts, step, settings, stand.anchor)
+    except NonFinite as error:
+        if before is not None:
+            run.parts.engine.load_state(before)
+        if before is not None or error.series != "actor/weights":
+            _save(run, stand.anchor, stand.progress)
+        run.dir.append(run.dir.events, {"step": step, "event": "non_finite", "series": error.series})
+        raise RunFailure(
+            f"step {step} refused: {error.series} was the first series that is not finite ({error}); "
+            f"{_resumable(run.dir)}"
+        ) from None
+    except UserError as error:
+        _save(run, stand.anchor, stand.progress)
+        raise UserError(f"step {step}: {error}; {_resumable(run.dir)}") from None
+
+
+def _first_validation(run: _Run, progress: checkpoint.Progress) -> checkpoint.Progress:
+    try:
+        return _validated(run, progress, {"step": 0})
+    except NonFinite:
+        raise UserError(
+            f"model.path = {run.parts.recipe.model.path!r} gives logits that are not finite"
+        ) from None
+
+
+def _step_metrics(result: StepResult, step: int) -> dict[str, float]:
+    """The step's line of metrics.jsonl, but for its validation."""
+    versions = [state.version for state in result.anchor.states]
+    return {
+        "step": step,
+        **result.metrics,
+        "memory/peak_rss_bytes": peak_rss_bytes(),
+        "codec/version": float(max(versions, default=0)),
+    }
 
 
 def _logged(
-    run: _Run, result: StepResult, progress: checkpoint.Progress, started: float
+    run: _Run, result: StepResult, metrics: dict[str, float], progress: checkpoint.Progress
 ) -> checkpoint.Progress:
-    """Validate if due, then write the step's metrics, samples and progress."""
+    """Validate if due, then write the step's samples and last its metrics."""
     recipe, step = run.parts.recipe, progress.step
-    metrics: dict[str, float] = {"step": step, **result.metrics}
-    metrics["memory/peak_rss_bytes"] = peak_rss_bytes()
-    metrics["codec/version"] = float(result.anchor.num_fires)
+    limit = recipe.logging.rollouts_max_megabytes * 1e6
+    for row in sample_rows(result.scored, step, recipe.logging.rollouts_per_step):
+        run.dir.append(run.dir.rollouts, row, limit)
     every = recipe.validation.every
-    due = step == recipe.steps or (every > 0 and step % every == 0)
-    if due:
+    if step == recipe.steps or (every > 0 and step % every == 0):
         progress = _validated(run, progress, metrics)
     else:
         run.dir.append(run.dir.metrics, metrics)
-    limit = recipe.logging.rollouts_max_megabytes * 1e6
-    for row in sample_rows(result, step, recipe.logging.rollouts_per_step):
-        run.dir.append(run.dir.rollouts, row, limit)
     run.observer.step(step, metrics)
-    return replace(progress, seconds=progress.seconds + time.perf_counter() - started)
+    return progress
 
 
 def _validated(run: _Run, progress: checkpoint.Progress, metrics: dict[str, float]) -> checkpoint.Progress:
@@ -203,25 +236,6 @@ def _validated(run: _Run, progress: checkpoint.Progress, metrics: dict[str, floa
     return progress
 
 
-def sample_rows(result: StepResult, step: int, num: int) -> list[dict[str, Any]]:
-    """The first `num` rollouts of a step, one of each group before a second of any."""
-    scored = result.scored
-    order = sorted(range(len(scored.responses)), key=lambda row: (row % scored.group_size, row))
-    return [
-        {
-            "step": step,
-            "sample": scored.rollouts.sample[row],
-            "prompt": scored.problems[row // scored.group_size].text,
-            "response": scored.responses[row],
-            "answer": scored.problems[row // scored.group_size].answer,
-            "parsed": scored.scores[row].parsed,
-            "score": scored.scores[row].value,
-            "finished": scored.rollouts.finished[row],
-        }
-        for row in order[:num]
-    ]
-
-
 def _backup(parts: Parts) -> Mapping[str, Tensor] | None:
     """A copy of the engine's state, only where a later tick of a step may be refused after an earlier one
     was applied; with one tick a step the refused step has changed nothing."""
@@ -234,25 +248,6 @@ def _backup(parts: Parts) -> Mapping[str, Tensor] | None:
 def _save(run: _Run, anchor: AnchorState, progress: checkpoint.Progress) -> None:
     tree = checkpoint.Tree(run.parts.engine.state(), anchor, progress)
     checkpoint.save(run.dir.checkpoints, tree, run.parts.recipe.checkpoint.keep)
-
-
-def save_model(loaded: LoadedModel, folder: Path) -> None:
-    """Write model and tokenizer as a plain transformers folder, complete or not at all."""
-    temporary = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    with checkpoint.as_os_errors(), quiet_transformers():
-        loaded.model.save_pretrained(temporary)
-    loaded.tokenizer.save_pretrained(temporary)
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(temporary, folder)
-
-
-def _latest(run: RunDir) -> checkpoint.Tree | None:
-    """The newest checkpoint; None for a run that was stopped before its first one and starts over."""
-    if not (run.path / "config.toml").exists():
-        raise UserError(f"--resume: {run.path} holds no run; start one with --out {run.path}")
-    steps = checkpoint.list_steps(run.checkpoints)
-    return checkpoint.load(run.checkpoints / f"step-{steps[-1]}") if steps else None
 
 
 def _resumable(run: RunDir) -> str:

@@ -114,13 +114,18 @@ def _negative_logprob(inputs: Inputs) -> Tensor:
 
 @dataclass(frozen=True)
 class Losses:
-    """The loss function of one mini-batch, closed over its old and reference log-probabilities."""
+    """The loss function of one mini-batch, closed over its old and reference log-probabilities.
+
+    `readings` collects one dict of shares a micro-batch.
+    """
 
     rl: RlConfig
     terms: Sequence[Term]
     denominator: Denominator
-    old_logprob_BR: Sequence[Tensor]
-    reference_logprob_BR: Sequence[Tensor]
+    old_logprob_BR: Sequence[Tensor] | None
+    """One a micro-batch; None takes the pass's own detached log-probabilities (ratio exactly 1)."""
+    reference_logprob_BR: Sequence[Tensor] | None
+    """One a micro-batch; None (allowed without a KL term) takes the pass's own, so the KL reads 0."""
     readings: list[dict[str, float]]
 
     def __call__(self, index: int, batch: Batch, reading: Reading) -> Tensor:
@@ -143,7 +148,9 @@ class Losses:
         return loss
 
     def _inputs(self, index: int, batch: Batch, reading: Reading) -> Inputs:
-        mask_BR, old_BR = batch.response_mask_BR, self.old_logprob_BR[index]
+        mask_BR = batch.response_mask_BR
+        own_BR = reading.logprob_BR.detach()
+        old_BR = own_BR if self.old_logprob_BR is None else self.old_logprob_BR[index]
         policy = policy_loss(
             reading.logprob_BR,
             old_BR,
@@ -158,7 +165,7 @@ class Losses:
                 old_BR, batch.rollout_logprob_BR, mask_BR, self.rl.importance_truncation
             )
             policy = replace(policy, loss_BR=policy.loss_BR * weight_BR)
-        reference_BR = self.reference_logprob_BR[index]
+        reference_BR = own_BR if self.reference_logprob_BR is None else self.reference_logprob_BR[index]
         return Inputs(
             batch,
             reading,

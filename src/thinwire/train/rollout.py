@@ -5,6 +5,7 @@ Letters: B rows.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -109,3 +110,21 @@ def validate(
     )
     rollouts = roll_out(work, sampler, problems, greedy, seed=0, step=0)
     return float(score(work, problems, rollouts, 1).values().mean())
+
+
+def sample_rows(scored: Scored, step: int, num: int) -> list[dict[str, Any]]:
+    """The first `num` rollouts of a step, one of each group before a second of any."""
+    order = sorted(range(len(scored.responses)), key=lambda row: (row % scored.group_size, row))
+    return [
+        {
+            "step": step,
+            "sample": scored.rollouts.sample[row],
+            "prompt": scored.problems[row // scored.group_size].text,
+            "response": scored.responses[row],
+            "answer": scored.problems[row // scored.group_size].answer,
+            "parsed": scored.scores[row].parsed,
+            "score": scored.scores[row].value,
+            "finished": scored.rollouts.finished[row],
+        }
+        for row in order[:num]
+    ]

@@ -4,7 +4,7 @@ import json
 import os
 import platform
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ class RunDir:
         self.events = path / "events.jsonl"
         self.checkpoints = path / "checkpoints"
 
-    def create(self, recipe: Recipe, arm: str | None, model: Mapping[str, Any]) -> None:
+    def create(self, recipe: Recipe, environment: Mapping[str, Any], model: Mapping[str, Any]) -> None:
         """Make the directory with config.toml and environment.json; an old run there is refused."""
         if self.metrics.exists() or (self.path / "config.toml").exists():
             raise UserError(
@@ -36,7 +36,7 @@ class RunDir:
         except OSError as error:
             raise UserError(f"--out {self.path} cannot be made: {error.strerror}") from None
         (self.path / "config.toml").write_text(dump_toml(recipe))
-        self.write_json("environment.json", {**environment(recipe, arm), "model": dict(model)})
+        self.write_json("environment.json", {**environment, "model": dict(model)})
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Replace a JSON file in one move."""
@@ -52,9 +52,9 @@ class RunDir:
         with file.open("a") as stream:
             stream.write(line)
 
-    def cut_after(self, step: int) -> None:
+    def cut_after(self, step: int, files: Sequence[Path] = ()) -> None:
         """Drop lines of later steps and a half-written last line, before a run resumes at step + 1."""
-        for file in (self.metrics, self.rollouts, self.events):
+        for file in files or (self.metrics, self.rollouts, self.events):
             if not file.exists():
                 continue
             kept = [line for line in file.read_text().splitlines() if _step_of(line, step + 1) <= step]
@@ -76,16 +76,17 @@ def _step_of(line: str, otherwise: int) -> int:
         return otherwise
 
 
-def environment(recipe: Recipe, arm: str | None) -> dict[str, Any]:
+def environment(recipe: Recipe, arm: str | None, device: str) -> dict[str, Any]:
     """Versions, seed, commit, threads and device: what a figure depends on besides the recipe."""
     packages = ("thinwire", "torch", "transformers", "numpy", "scipy", "statsmodels", "pydantic")
     return {
         "arm": arm,
         "seed": recipe.seed,
         "versions": {name: _version(name) for name in packages} | {"python": platform.python_version()},
-        "commit": _commit(),
+        "commit": commit(),
         "threads": torch.get_num_threads(),
-        "device": "cuda" if torch.cuda.is_available() else "cpu",
+        "device": device,
+        "gpu": torch.cuda.get_device_name(device) if device.startswith("cuda") else None,
         "machine": platform.machine(),
         "system": platform.system(),
     }
@@ -98,7 +99,7 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _commit() -> str | None:
+def commit() -> str | None:
     """The package's git commit, with "+changes" when the tree differs; None outside a checkout."""
     here = Path(__file__).parent
     try:

@@ -6,6 +6,7 @@
 Letters: B rows, R response positions.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from thinwire.codecs import Codec, View, publish
 from thinwire.engines.base import Engine, Reading, UpdateSettings
 from thinwire.engines.batch import Batch, Rows, partition
 from thinwire.instruments.mismatch import mismatch_series
-from thinwire.instruments.wire import WireShape, wire_bytes
+from thinwire.instruments.wire import DENSE_BYTES_PER_VALUE, WireShape, wire_bytes
 from thinwire.sampling.base import Sampler
 from thinwire.train import anchor as slow
 from thinwire.train.clock import PhaseClock
@@ -74,16 +75,19 @@ def run_step(parts: Parts, step: int, settings: Settings, anchor: slow.AnchorSta
         with clock.phase("old"):
             old = engine.forward(batches, view)
         with clock.phase("reference"):
-            reference = engine.forward(batches, view, "reference")
+            reference = engine.forward(batches, view, "reference", with_entropy=False)
         refuse_non_finite(logprob_sums(batches, old, reference))
         with clock.phase("probe"):
             probed = dense_probe(engine, batches, view) if is_probed(recipe.probe.every, step) else {}
+        if fired and fired.gradient is not None:
+            engine.merge_anchor(fired.gradient, recipe.anchor.merge_beta)
         learns = any(rows.advantages)
         updates = update(parts, ticks, view, settings, old, reference, clock) if learns else {}
     metrics = rollout_series(scored, rows) | probed | updates
     metrics |= {"step/noop": float(not learns), "anchor/fired": float(fired is not None)}
     metrics |= view_series(batches, old)
     metrics |= wire_series(parts, view, batches, fired, num_passes=3 if learns else 2)
+    metrics["wire/probe_bytes"] = 2 * dense_bytes(parts, batches) if probed else 0.0
     metrics |= {f"timing_s/{phase}": seconds for phase, seconds in clock.seconds.items()}
     return StepResult(metrics, anchor, scored)
 
@@ -95,9 +99,14 @@ def is_probed(every: int, step: int) -> bool:
 
 def micro_batches(parts: Parts, rows: Rows) -> list[list[Batch]]:
     """The step's mini-batches of micro-batches, in the recipe's sizes."""
-    rl, sampling = parts.recipe.rl, parts.recipe.sampling
-    mini_rows = (rl.mini_batch_prompts or sampling.prompts) * sampling.group_size
-    return partition(rows, mini_rows, rl.micro_batch_rows or mini_rows, rl.length_bucket, parts.engine.device)
+    mini_rows, micro_rows = batch_rows(parts.recipe)
+    return partition(rows, mini_rows, micro_rows, parts.recipe.rl.length_bucket, parts.engine.device)
+
+
+def batch_rows(recipe: Recipe) -> tuple[int, int]:
+    """Rows of a mini-batch and of a micro-batch."""
+    mini_rows = (recipe.rl.mini_batch_prompts or recipe.sampling.prompts) * recipe.sampling.group_size
+    return mini_rows, recipe.rl.micro_batch_rows or mini_rows
 
 
 def turn_anchor(
@@ -105,19 +114,20 @@ def turn_anchor(
 ) -> slow.Fired | None:
     """Remember weights a later stale anchor needs, and fire if it is due and of any use."""
     config, engine = parts.recipe.anchor, parts.engine
-    if not slow.is_needed(parts.codec, config):
+    if not slow.is_needed(parts.codec, config, engine.num_boundaries):
         return None
     if slow.snapshot_due(step, config, settings.anchor_cadence):
         engine.take_snapshot(step)
     if not (slow.is_due(step, settings.anchor_cadence) or settings.extra_anchor):
         return None
-    run_loss = slow.AnchorLoss(parts.recipe.rl, settings, parts.recipe.sampling.max_new_tokens)
+    rl, num_tokens = parts.recipe.rl, parts.recipe.sampling.max_new_tokens
+    run_loss = slow.AnchorLoss(rl, settings, num_tokens, batch_rows(parts.recipe)[1])
     return slow.fire(engine, parts.codec, state, rows, step, config, run_loss)
 
 
 def open_view(parts: Parts, anchor: slow.AnchorState, step: int, settings: Settings) -> View:
     """The one View of this step's passes, out of what is published at its boundary."""
-    view = publish(parts.codec, anchor.states, parts.recipe.seed, step)
+    view = publish(parts.codec, anchor.states, parts.recipe.seed, step, parts.engine.device)
     return view.dense() if settings.codec_off else view
 
 
@@ -151,6 +161,7 @@ def update(
         with clock.phase("update"):
             outcome = parts.engine.apply_update(applied)
         refuse_non_finite({"actor/grad_norm": outcome.grad_norm})
+        refuse_non_finite({"actor/weights": 0.0 if outcome.weights_finite else math.nan})
         shares.append(losses.readings)
         norms.append(outcome.grad_norm)
     assert view.fingerprint() == fingerprint, "a codec state was published in mid-step"
@@ -194,6 +205,12 @@ def view_series(batches: Sequence[Batch], old: Sequence[Reading]) -> dict[str, f
     }
 
 
+def dense_bytes(parts: Parts, batches: Sequence[Batch]) -> float:
+    """Bytes of one codec-off pass over all boundaries, padding included, at 2 bytes a value."""
+    num_tokens = sum(batch.input_ids_BT.numel() for batch in batches)
+    return float(parts.engine.num_boundaries * parts.engine.hidden_dim * DENSE_BYTES_PER_VALUE * num_tokens)
+
+
 def wire_series(
     parts: Parts, view: View, batches: Sequence[Batch], fired: slow.Fired | None, num_passes: int
 ) -> dict[str, float]:
@@ -209,6 +226,6 @@ def wire_series(
         forward_tokens=num_passes * num_tokens,
         backward_tokens=num_tokens if num_passes == 3 else 0,
         anchor_tokens=fired.num_tokens if fired else 0,
-        anchor_backward=fired.with_gradient if fired else False,
+        anchor_passes=fired.num_passes if fired else 0,
         side_channel_bytes=published,
     )

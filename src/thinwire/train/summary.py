@@ -71,14 +71,14 @@ def quarter_marks(last_step: int) -> list[int]:
 def slope_over_last_half(rows: Rows, key: str, last_step: int) -> float | None:
     """OLS slope of a series, units a step, over the steps s with last_step / 2 < s <= last_step.
 
-    None with fewer than two finite readings there.
+    None with fewer than two finite readings at different steps there.
     """
     points = [
         (float(row["step"]), value)
         for row in rows
         if last_step / 2 < row["step"] <= last_step and (value := _finite(row.get(key))) is not None
     ]
-    if len(points) < 2:
+    if len({step for step, _ in points}) < 2:
         return None
     return float(stats.linregress(*zip(*points, strict=True)).slope)
 

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,13 +180,20 @@ class Tail:
         return [json.loads(line) for line in whole.splitlines() if line.strip()]
 
 
-def summary_of(run: PlannedRun, error: str | None) -> dict[str, Any]:
-    """The run's own summary if it ended well, else one out of what its metrics hold."""
+def summary_of(run: PlannedRun, error: str | None, at_steps: Sequence[int] = ()) -> dict[str, Any]:
+    """The run's own summary if it ended well, else one out of what its metrics hold.
+
+    With `at_steps` its readings are taken at those steps instead of the quarter marks.
+    """
     status = read_status(run.out)
     if error is None and status == "done":
-        return read_object(run.out / "summary.json")
+        own = read_object(run.out / "summary.json")
+        if not at_steps:
+            return own
+        rows = Tail(run.out / "metrics.jsonl").new_rows()
+        return run_summary(rows, own["name"], own["arm"], own["seed"], "done", own["seconds"], at_steps)
     rows = Tail(run.out / "metrics.jsonl").new_rows()
     seconds = sum(row.get("timing_s/step", 0.0) + row.get("timing_s/validation", 0.0) for row in rows)
     status = "failed" if error is not None else "interrupted"
-    summary = run_summary(rows, run.recipe.name, run.arm, run.seed, status, seconds)
+    summary = run_summary(rows, run.recipe.name, run.arm, run.seed, status, seconds, at_steps or None)
     return summary | ({"error": error} if error is not None else {})

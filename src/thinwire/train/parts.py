@@ -1,0 +1,74 @@
+"""The parts of a run out of its recipe, what is recorded of them, and the models a run leaves.
+
+One place where configuration becomes objects; the loop only runs them.
+"""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from thinwire.core.errors import UserError
+from thinwire.engines.local import LocalEngine, PassConfig
+from thinwire.models.load import LoadedModel, quiet_transformers
+from thinwire.sampling.hf import HFSampler
+from thinwire.tasks.base import make_task
+from thinwire.tasks.rewards import make_reward
+from thinwire.train.anchor import is_needed
+from thinwire.train.checkpoint import as_os_errors
+from thinwire.train.config import Recipe
+from thinwire.train.rollout import Workload
+from thinwire.train.step import Parts
+
+
+def build(recipe: Recipe, loaded: LoadedModel) -> Parts:
+    """The parts of a run out of its recipe; settings that do not fit the model are refused here."""
+    if recipe.sampling.temperature == 0:
+        raise UserError("sampling.temperature must be > 0 to train (greedy groups are all equal), got 0.0")
+    passes = PassConfig(recipe.sampling.temperature, recipe.rl.logprob_chunk_tokens)
+    if recipe.model.gradient_checkpointing:
+        loaded.model.train()  # transformers recomputes blocks in training mode only; there is no dropout
+    codec = recipe.codec.at_width(int(loaded.model.config.hidden_size))
+    engine = LocalEngine(
+        loaded.model,
+        recipe.model.stages,
+        recipe.model.boundaries,
+        recipe.optimizer,
+        passes,
+        has_snapshot=recipe.anchor.delay > 0 and is_needed(codec, recipe.anchor, recipe.model.stages - 1),
+    )
+    sampler = HFSampler(loaded.model, loaded.eos_ids, loaded.pad_id)
+    task = make_task(recipe.task, recipe.seed, loaded.tokenizer)
+    work = Workload(task, recipe.task, make_reward(recipe.task.reward), loaded.tokenizer)
+    return Parts(recipe, codec, engine, sampler, work)
+
+
+def model_facts(parts: Parts, loaded: LoadedModel) -> dict[str, Any]:
+    """What environment.json says of the model: source, weights, width, where it is cut, bits a token."""
+    return {
+        "source": loaded.source,
+        "fingerprint": loaded.fingerprint,
+        "num_parameters": sum(p.numel() for p in loaded.model.parameters()),
+        "hidden_size": parts.engine.hidden_dim,
+        "boundaries": list(parts.engine.boundaries),
+        "num_dropped_problems": parts.work.task.num_dropped,
+        "wire_bits_per_token": parts.codec.wire_bits(parts.engine.dtype),
+    }
+
+
+def dropped_note(parts: Parts) -> list[str]:
+    """A line on the problems left out because their prompts are too long, if there are any."""
+    num = parts.work.task.num_dropped
+    limit = parts.recipe.task.max_prompt_tokens
+    return [f"{num} problems left out: prompts over task.max_prompt_tokens = {limit}"] if num else []
+
+
+def save_model(loaded: LoadedModel, folder: Path) -> None:
+    """Write model and tokenizer as a plain transformers folder, complete or not at all."""
+    temporary = folder.with_name(f".{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    with as_os_errors(), quiet_transformers():
+        loaded.model.save_pretrained(temporary)
+    loaded.tokenizer.save_pretrained(temporary)
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(temporary, folder)
