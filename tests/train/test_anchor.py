@@ -116,7 +116,7 @@ def test_the_anchors_gradient_is_that_of_the_dense_loss():
     grads = {}
     twin.engine.apply_update = lambda settings: (
         grads.update({n: p.grad.clone() for n, p in twin.engine.model.named_parameters()}),
-        type("U", (), {"grad_norm": 1.0, "applied": True})(),
+        type("U", (), {"grad_norm": 1.0, "applied": True, "weights_finite": True})(),
     )[1]
     dense = run_step(twin, 1, settings, anchor)
     assert dense.scored.rollouts.response_ids == result.scored.rollouts.response_ids

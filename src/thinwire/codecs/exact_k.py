@@ -45,8 +45,9 @@ class ExactK(Codec):
     def decode(self, values_NK: Tensor, draw: Tensor | None, state: CodecState) -> Tensor:
         assert draw is not None
         shape = (*values_NK.shape[:-1], self.hidden_dim)
-        decoded_ND = torch.zeros(shape, dtype=torch.float32, device=values_NK.device)
-        return decoded_ND.scatter_(-1, draw.long(), values_NK.float())
+        wide = torch.promote_types(values_NK.dtype, torch.float32)
+        decoded_ND = torch.zeros(shape, dtype=wide, device=values_NK.device)
+        return decoded_ND.scatter_(-1, draw.long(), values_NK.to(wide))
 
     def values_per_token(self) -> int:
         assert self.keep is not None

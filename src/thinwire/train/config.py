@@ -48,7 +48,7 @@ class ProbeConfig(_Table):
     """Codec-off readings of the trained weights beside the lens readings."""
 
     every: int = Field(0, ge=0)
-    """Rollout steps between readings; 0 = off. A probe never changes a run."""
+    """Rollout steps between readings, from step 1, and at the last; 0 = off. A probe never changes a run."""
 
 
 class ValidationConfig(_Table):

@@ -63,10 +63,11 @@ class RunDir:
             os.replace(temporary, file)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All whole lines of metrics.jsonl."""
+        """All whole lines of metrics.jsonl; one that a full disk cut in half is left out."""
         if not self.metrics.exists():
             return []
-        return [json.loads(line) for line in self.metrics.read_text().splitlines() if line.strip()]
+        lines = self.metrics.read_text().splitlines()
+        return [json.loads(line) for line in lines if _step_of(line, -1) >= 0]
 
 
 def _step_of(line: str, otherwise: int) -> int:

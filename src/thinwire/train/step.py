@@ -78,7 +78,7 @@ def run_step(parts: Parts, step: int, settings: Settings, anchor: slow.AnchorSta
             reference = engine.forward(batches, view, "reference", with_entropy=False)
         refuse_non_finite(logprob_sums(batches, old, reference))
         with clock.phase("probe"):
-            probed = dense_probe(engine, batches, view) if is_probed(recipe.probe.every, step) else {}
+            probed = dense_probe(engine, batches, view) if is_probed(recipe, step) else {}
         if fired and fired.gradient is not None:
             engine.merge_anchor(fired.gradient, recipe.anchor.merge_beta)
         learns = any(rows.advantages)
@@ -92,9 +92,10 @@ def run_step(parts: Parts, step: int, settings: Settings, anchor: slow.AnchorSta
     return StepResult(metrics, anchor, scored)
 
 
-def is_probed(every: int, step: int) -> bool:
-    """Steps 1, 1 + every, 1 + 2 every, ...; never when every is 0."""
-    return every > 0 and (step - 1) % every == 0
+def is_probed(recipe: Recipe, step: int) -> bool:
+    """Steps 1, 1 + every, 1 + 2 every, ..., and the last; never when every is 0."""
+    every = recipe.probe.every
+    return every > 0 and ((step - 1) % every == 0 or step == recipe.steps)
 
 
 def micro_batches(parts: Parts, rows: Rows) -> list[list[Batch]]:
