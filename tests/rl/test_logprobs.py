@@ -156,8 +156,8 @@ def test_a_uniform_head_has_the_entropy_of_its_vocabulary():
         torch.testing.assert_close(outputs[1], expected_N, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("field", "value"), [("temperature", 0.0), ("chunk_tokens", 0)])
+@pytest.mark.parametrize(("field", "value"), [("temperature", 0.0), ("logprob_chunk_tokens", 0)])
 def test_a_value_out_of_range_names_its_field(field, value):
     hidden_ND, head, target_N = problem(3, 2, 4, torch.float32)
     with pytest.raises(UserError, match=rf"\.{field} must be .* got {value}"):
-        logprobs_and_entropy(hidden_ND, head, target_N, **{field: value})
+        logprobs_and_entropy(hidden_ND, head, target_N, **{field.removeprefix("logprob_"): value})

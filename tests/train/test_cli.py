@@ -170,9 +170,11 @@ def test_an_error_with_json_is_one_object_on_stdout_too(recipe, capsys):
 
 
 def test_a_run_that_diverges_exits_with_1_and_names_the_resumable_checkpoint(recipe, capsys):
-    arguments = ["train", recipe, "--optimizer.learning_rate", "1e30", "--steps", "8",
-                 "--task.reward", "rewards:by_length"]  # fmt: skip
-    Path("rewards.py").write_text("def by_length(problem, response):\n    return float(hash(response) % 7)\n")
+    arguments = ["train", recipe, "--rl.standardise", "false", "--steps", "9",
+                 "--task.reward", "rewards:huge"]  # fmt: skip
+    Path("rewards.py").write_text(
+        "def huge(problem, response):\n    return 3e38 if sum(map(ord, response)) % 2 else -3e38\n"
+    )
     assert main(arguments) == 1
     captured = capsys.readouterr()
     assert captured.out == ""
