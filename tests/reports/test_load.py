@@ -138,3 +138,13 @@ def test_rollouts_default_to_the_first_and_the_last_recorded_step(tmp_path):
 def test_reports_load_neither_torch_nor_transformers():
     code = "import sys, thinwire.reports.page; print(sorted({'torch', 'transformers'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "line", ['{"step": 1%s, "a": 1}' % ("0" * 400), '{"step": 2, "a": 1%s}' % ("0" * 400), "1" * 5000]
+)
+def test_numbers_no_machine_can_hold_are_left_out(tmp_path, line):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "a": 2.5}\n' + line + "\n")
+    (tmp_path / "config.toml").write_text('name = "r"\nseed = 1\n')
+    series = load_run(tmp_path).get("a")
+    assert series.values.tolist() == [2.5]

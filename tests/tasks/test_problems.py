@@ -162,3 +162,10 @@ def test_published_sets_are_read_whole(name, num):
     problems = read_problems(SHARED_DATA / f"{name}.jsonl")
     assert len(problems) == num
     assert all(p.text.strip() and p.answer.strip() for p in problems)
+
+
+def test_text_that_is_no_unicode_is_refused_with_its_place(tmp_path):
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"id": 1, "problem": "a \\ud800 b", "answer": 1}\n')
+    with pytest.raises(UserError, match=r"p.jsonl:1.*'problem' is not valid Unicode"):
+        read_problems(file)

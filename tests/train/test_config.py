@@ -152,6 +152,7 @@ def test_override_values_are_toml_or_else_text():
     [
         ({"codec": "exact-k"}, [], "codec must be a table"),
         ({"codec": "exact-k"}, ["--codec.keep=2"], "codec.name"),
+        ({"codec": {"name": [1]}}, [], "codec.name must be one of"),
         ({}, ["--model", "3", "--model.stages=2"], "was given as a value before"),
         ({"optimizer": {"betas": [1.5, 0.9]}}, [], "optimizer.betas"),
         ({"optimizer": {"learning_rate": 1e30}}, [], "optimizer.learning_rate"),

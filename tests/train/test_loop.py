@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from tests.train.runs import recipe, run
@@ -121,6 +122,30 @@ def test_a_damaged_checkpoint_is_refused(tmp_path, damage):
         tensors.unlink()
     with pytest.raises(UserError, match="not a whole checkpoint"):
         run(tmp_path / "r", "--steps=2", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("engine.weight.lm_head.weight", lambda t: t[:1]),
+        ("engine.weight.lm_head.weight", None),
+        ("engine.adamw.exp_avg.lm_head.weight", lambda t: t[:1]),
+        ("codec.0.basis_DR", lambda t: t[:3]),
+        ("codec.1.basis_DR", None),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_is_refused_and_never_half_loaded(tmp_path, name, change):
+    """Files of the right form with a tensor of another shape, or without one."""
+    run(tmp_path / "r", "--steps=1", codec="subspace")
+    file = tmp_path / "r" / "checkpoints" / "step-1" / "state.safetensors"
+    tensors = load_file(file)
+    if change is None:
+        del tensors[name]
+    else:
+        tensors[name] = change(tensors[name]).contiguous()
+    save_file(tensors, file)
+    with pytest.raises(UserError, match="does not fit this run"):
+        run(tmp_path / "r", "--steps=2", codec="subspace", resume=True)
 
 
 def test_only_the_newest_checkpoints_are_kept_and_no_temporary_stays(tmp_path):

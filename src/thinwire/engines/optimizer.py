@@ -125,8 +125,9 @@ class Master:
 
     @torch.no_grad()
     def load_state_(self, state: Mapping[str, Tensor]) -> None:
-        """Take back what `state` gave; KeyError names a missing tensor."""
+        """Take back what `state` gave; KeyError names a missing tensor, ValueError one of another shape."""
         device = self._own[0].device
+        self._refuse_other_shapes(state)
         self._optimizer.state.clear()
         for name, own in zip(self._names, self._own, strict=True):
             own.copy_(state[f"weight.{name}"])
@@ -139,3 +140,17 @@ class Master:
         known = [average.to(device, copy=True) for average in averages if average is not None]
         self._average = known or None
         self._publish_()
+
+    def _refuse_other_shapes(self, state: Mapping[str, Tensor]) -> None:
+        """AdamW's fused kernel trusts its moments' shapes: a wrong one would overwrite memory."""
+        for name, own in zip(self._names, self._own, strict=True):
+            for kind in ("weight", "adamw.exp_avg", "adamw.exp_avg_sq", "anchor_average"):
+                tensor = state.get(f"{kind}.{name}")
+                if tensor is not None and (tensor.shape != own.shape or tensor.dtype != own.dtype):
+                    raise ValueError(
+                        f"{kind}.{name} must be {own.dtype} of shape {tuple(own.shape)}, "
+                        f"got {tensor.dtype} of {tuple(tensor.shape)}"
+                    )
+            step = state.get(f"adamw.step.{name}")
+            if step is not None and step.numel() != 1:
+                raise ValueError(f"adamw.step.{name} must be one number, got {step.numel()}")

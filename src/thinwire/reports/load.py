@@ -4,7 +4,6 @@ A run may be in progress, killed or failed: half-written lines, NaN, repeated st
 """
 
 import json
-import math
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from thinwire.core.errors import UserError
 
 METRICS_FILE = "metrics.jsonl"
+MAX_STEP = 2**53
 ARM_ORDER = ("dense", "exact-k", "subspace-20", "subspace-10")
 WIRE_PARTS = ("forward", "backward", "anchor", "side_channel")
 
@@ -248,7 +248,7 @@ def _json_lines(path: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, A
                 continue
             try:
                 record = json.loads(line)
-            except (json.JSONDecodeError, RecursionError):
+            except (ValueError, RecursionError):  # not JSON, or an integer of thousands of digits
                 record = None
             if isinstance(record, dict):
                 yield number, record
@@ -262,7 +262,7 @@ def _read_series(path: Path) -> tuple[dict[str, Series], list[str]]:
     readings: dict[str, dict[int, float]] = {}
     for number, record in _json_lines(path, notes):
         step = _number(record.get("step"))
-        if step is None or not math.isfinite(step):
+        if step is None or not abs(step) < MAX_STEP:
             notes.append(f"{path.name} line {number} has no step and was left out")
             continue
         for key, raw in record.items():
@@ -281,7 +281,7 @@ def _number(raw: Any) -> float | None:
     if isinstance(raw, bool):
         return None
     if isinstance(raw, (int, float)):
-        return float(raw)
+        return float(raw) if isinstance(raw, float) or abs(raw) < MAX_STEP else None
     if isinstance(raw, str) and raw.strip().lower().lstrip("+-") in ("nan", "inf", "infinity"):
         return float(raw)
     return None

@@ -124,6 +124,10 @@ def _read_line(line: bytes, place: str) -> Problem:
             raise UserError(
                 f"{place}: field {field!r} must be text or a number, got {json.dumps(record[field])[:60]}"
             )
+        try:
+            record[field].encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UserError(f"{place}: field {field!r} is not valid Unicode ({error.reason})") from None
     if not record["problem"].strip():
         raise UserError(f"{place}: field 'problem' is empty")
     return Problem(record["id"], record["problem"], record["answer"])

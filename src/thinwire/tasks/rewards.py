@@ -212,6 +212,8 @@ def _wrap_function(spec: str, function: Callable[..., Any]) -> Reward:
             raise UserError(
                 f"task.reward={spec!r} must return a finite number, got {value!r} on problem {problem.id!r}"
             )
-        return Score(number, score.parsed if score else response[:MAX_ANSWER_CHARACTERS])
+        if score is None:
+            return Score(number, response[:MAX_ANSWER_CHARACTERS])
+        return Score(number, None if score.parsed is None else str(score.parsed)[:MAX_ANSWER_CHARACTERS])
 
     return reward

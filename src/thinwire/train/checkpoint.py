@@ -8,7 +8,7 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -102,7 +102,20 @@ def load(folder: Path) -> Tree:
             prefix = f"codec.{boundary}."
             own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
             states.append(CodecState(version, own))
+        progress = Progress(**small["progress"])
+        if not isinstance(progress.step, int) or not isinstance(progress.settings, dict):
+            raise TypeError("progress must hold a whole step and a table of settings")
         engine = {n.removeprefix("engine."): t for n, t in tensors.items() if n.startswith("engine.")}
-        return Tree(engine, AnchorState(tuple(states), small["anchor_fires"]), Progress(**small["progress"]))
+        return Tree(engine, AnchorState(tuple(states), small["anchor_fires"]), progress)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise UserError(f"--resume: {folder} is not a whole checkpoint ({error})") from None
+
+
+def refuse_other_states(expected: Sequence[CodecState], got: Sequence[CodecState]) -> None:
+    """ValueError unless both hold the same named tensors, of the same shapes and types, at every boundary."""
+    layouts = [
+        [{name: (t.dtype, t.shape) for name, t in state.tensors.items()} for state in states]
+        for states in (expected, got)
+    ]
+    if layouts[0] != layouts[1]:
+        raise ValueError("its learned codec states have other names, shapes or numbers")

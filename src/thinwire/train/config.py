@@ -28,7 +28,7 @@ def _codec(value: Any) -> Any:
     if not isinstance(value, Mapping):
         raise UserError(f"codec must be a table such as codec.name = 'exact-k', got {value!r}")
     name = value.get("name", "exact-k")
-    if name not in _CODECS:
+    if not isinstance(name, str) or name not in _CODECS:
         raise UserError(
             f"codec.name must be one of {', '.join(_CODECS)}, got {name!r}{_nearest(name, _CODECS)}"
         )

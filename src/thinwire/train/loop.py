@@ -81,8 +81,13 @@ def _taken_up(run: RunDir, parts: Parts, loaded: LoadedModel) -> checkpoint.Tree
     initial = initial_anchor_state(parts.codec, parts.engine.num_boundaries, parts.recipe.seed)
     tree = checkpoint.Tree({}, initial, checkpoint.Progress())
     if steps:
-        tree = checkpoint.load(run.checkpoints / f"step-{steps[-1]}")
-        parts.engine.load_state(tree.engine)
+        folder = run.checkpoints / f"step-{steps[-1]}"
+        tree = checkpoint.load(folder)
+        try:
+            checkpoint.refuse_other_states(initial.states, tree.anchor.states)
+            parts.engine.load_state(tree.engine)
+        except (KeyError, ValueError) as error:
+            raise UserError(f"--resume: {folder} does not fit this run's model and codec ({error})") from None
     at, unlogged = tree.progress.step, tree.progress.unlogged
     run.cut_after(at if at else -1)
     if unlogged:
