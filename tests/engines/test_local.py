@@ -36,7 +36,7 @@ def test_the_ratio_is_exactly_one_at_the_first_inner_update(codec, family, dtype
 
 
 def test_a_basis_published_between_old_and_train_pass_is_seen_as_clipped_tokens():
-    """The failure MISSION.md describes: with another basis in the train pass the ratio is not 1."""
+    """Falsely clipped tokens: with another basis in the train pass the ratio is not 1."""
     eng = helpers.engine()
     tick, seen = helpers.batches(), helpers.view(Subspace(subspace_dim=8), 2)
     loss = helpers.losses(eng, tick, seen)

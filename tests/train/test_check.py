@@ -28,7 +28,7 @@ def reference(problems):
 
 
 def test_the_reference_recipe_resolves_without_weights_or_network_to_the_published_figures(reference):
-    """MISSION: 1232 bits, 5.01% of dense, 0.802 bits per value, boundaries 3 7 11 15 18 21 24; the
+    """The reference run: 1232 bits, 5.01% of dense, 0.802 bits per value, boundaries 3 7 11 15 18 21 24; the
     parameter count is that of the published checkpoint."""
     checked = check(reference)
     assert checked["model"]["parameters"] == 1_543_714_304
