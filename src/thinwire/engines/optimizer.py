@@ -31,7 +31,7 @@ class AdamWConfig(BaseModel):
 
 
 def signed_merge(gradient: Tensor, average: Tensor, alpha: float) -> Tensor:
-    """G = alpha G_fast + (1 - alpha) |G_fast| sign(M), per coordinate (the slow circuit, docs/concepts.md)."""
+    """G = alpha G_fast + (1 - alpha) |G_fast| sign(M), per coordinate (docs/concepts.md, two circuits)."""
     return alpha * gradient + (1.0 - alpha) * gradient.abs() * average.sign()
 
 
