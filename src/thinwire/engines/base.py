@@ -94,9 +94,9 @@ class Engine(Protocol):
         """Remember the current weights as those of rollout step `step`, for a later stale anchor."""
         ...
 
-    def use_snapshot(self, step: int) -> bool:
-        """Make the oldest weights kept at or after `step` those of policy "snapshot"; the current ones, and
-        False, where none were kept. Older ones are forgotten."""
+    def use_snapshot(self, step: int) -> None:
+        """Make the oldest weights kept at or after `step` those of policy "snapshot", or the current ones
+        where none were kept. Older ones are forgotten."""
         ...
 
     def merge_anchor(self, gradient: tuple[Tensor, ...], beta: float) -> None:

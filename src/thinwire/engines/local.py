@@ -155,14 +155,13 @@ class LocalEngine:
         # on the CPU: several may be kept, and device memory is the scarcer one
         self._snapshots[step] = {n: p.detach().to("cpu", copy=True) for n, p in self.model.named_parameters()}
 
-    def use_snapshot(self, step: int) -> bool:
+    def use_snapshot(self, step: int) -> None:
         kept = {at: weights for at, weights in self._snapshots.items() if at >= step}
         weights = kept[min(kept)] if kept else dict(self.model.named_parameters())
         with torch.no_grad():
             for name, own in self._snapshot_model.named_parameters():
                 own.copy_(weights[name])
         self._snapshots = kept
-        return bool(kept)
 
     def merge_anchor(self, gradient: tuple[Tensor, ...], beta: float) -> None:
         self._master.average_anchor_(gradient, beta)

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from thinwire.core.errors import UserError
 
 METRICS_FILE = "metrics.jsonl"
-MAX_STEP = 2**53
+MAX_INTEGER = 2**53
+"""Larger integers are no step and no reading: a float does not hold them exactly."""
 ARM_ORDER = ("dense", "exact-k", "subspace-20", "subspace-10")
 WIRE_PARTS = ("forward", "backward", "anchor", "side_channel")
 
@@ -262,7 +263,7 @@ def _read_series(path: Path) -> tuple[dict[str, Series], list[str]]:
     readings: dict[str, dict[int, float]] = {}
     for number, record in _json_lines(path, notes):
         step = _number(record.get("step"))
-        if step is None or not abs(step) < MAX_STEP:
+        if step is None or not abs(step) < MAX_INTEGER:
             notes.append(f"{path.name} line {number} has no step and was left out")
             continue
         for key, raw in record.items():
@@ -281,7 +282,7 @@ def _number(raw: Any) -> float | None:
     if isinstance(raw, bool):
         return None
     if isinstance(raw, (int, float)):
-        return float(raw) if isinstance(raw, float) or abs(raw) < MAX_STEP else None
+        return float(raw) if isinstance(raw, float) or abs(raw) < MAX_INTEGER else None
     if isinstance(raw, str) and raw.strip().lower().lstrip("+-") in ("nan", "inf", "infinity"):
         return float(raw)
     return None

@@ -59,7 +59,7 @@ class Fired:
     gradient: tuple[Tensor, ...] | None
     num_tokens: int
     num_passes: int
-    """Dense crossings of every token: 1, and with a gradient its backward and the reference's forward."""
+    """Dense crossings of every token, see `num_dense_passes`."""
 
 
 def initial_anchor_state(codec: Codec, num_boundaries: int, seed: int) -> AnchorState:
@@ -75,6 +75,12 @@ def is_due(step: int, cadence: int) -> bool:
 def is_needed(codec: Codec, config: AnchorConfig, num_boundaries: int) -> bool:
     """Whether a fire would change anything: a boundary with a codec that learns, or a merged gradient."""
     return (codec.learns and num_boundaries > 0) or config.merge_alpha < 1.0
+
+
+def num_dense_passes(config: AnchorConfig, kl_coefficient: float) -> int:
+    """Dense crossings of every token at a fire: a forward, and with a merged gradient its backward and, with
+    a KL term, the reference's forward."""
+    return 1 if config.merge_alpha == 1.0 else 2 + (kl_coefficient > 0)
 
 
 def snapshot_due(step: int, config: AnchorConfig, cadence: int) -> bool:
@@ -116,7 +122,7 @@ def fire(
     version = state.num_fires + 1
     learned = zip(state.states, reading.moments, strict=True)
     staged = AnchorState(tuple(codec.learn(old, seen, version) for old, seen in learned), version)
-    num_passes = 1 + merges + (merges and has_kl)
+    num_passes = num_dense_passes(config, run_loss.settings.kl_coefficient)
     return Fired(staged, reading.gradient, reading.num_tokens, num_passes)
 
 

@@ -22,8 +22,8 @@ from thinwire.rl.logprobs import CHUNK_LOGIT_BYTES
 from thinwire.tasks.base import make_task
 from thinwire.tasks.problems import read_problems
 from thinwire.tasks.rewards import make_reward
-from thinwire.train.anchor import is_needed
-from thinwire.train.config import Recipe
+from thinwire.train.anchor import is_needed, num_dense_passes
+from thinwire.train.config import Recipe, batch_rows
 
 
 def check(recipe: Recipe) -> dict[str, Any]:
@@ -124,8 +124,7 @@ def longest_row(recipe: Recipe) -> int:
 
 def micro_batch_rows(recipe: Recipe) -> int:
     """Rows of one forward and backward pass."""
-    mini = (recipe.rl.mini_batch_prompts or recipe.sampling.prompts) * recipe.sampling.group_size
-    return min(recipe.rl.micro_batch_rows or mini, recipe.sampling.prompts * recipe.sampling.group_size)
+    return min(batch_rows(recipe)[1], recipe.sampling.prompts * recipe.sampling.group_size)
 
 
 def wire(recipe: Recipe, codec: Codec, num_boundaries: int) -> dict[str, float]:
@@ -141,8 +140,14 @@ def wire(recipe: Recipe, codec: Codec, num_boundaries: int) -> dict[str, float]:
     anchor_tokens = math.ceil(recipe.anchor.token_share * num_rows) * longest_row(recipe) if needed else 0
     state_bytes = codec.initial_state(0, 0).num_bytes() if num_boundaries and needed else 0
     shape = WireShape(codec.wire_bits(dtype), codec.hidden_dim, num_boundaries)
-    passes = (2 + (recipe.rl.kl_coefficient > 0)) if recipe.anchor.merge_alpha < 1.0 else 1
-    step = wire_bytes(shape, 3 * num_tokens, num_tokens, anchor_tokens, passes, state_bytes * num_boundaries)
+    step = wire_bytes(
+        shape,
+        forward_tokens=3 * num_tokens,
+        backward_tokens=num_tokens,
+        anchor_tokens=anchor_tokens * num_dense_passes(recipe.anchor, recipe.rl.kl_coefficient),
+        probe_tokens=0,
+        side_channel_bytes=state_bytes * num_boundaries,
+    )
     anchor, side = step["wire/anchor_bytes"], step["wire/side_channel_bytes"]
     return {
         "bits_per_token_per_boundary": shape.bits_per_token,

@@ -104,6 +104,12 @@ class Recipe(_Table):
     """Named overrides for `compare`, each a table like the recipe's own."""
 
 
+def batch_rows(recipe: Recipe) -> tuple[int, int]:
+    """Rows of a mini-batch and of a micro-batch."""
+    mini_rows = (recipe.rl.mini_batch_prompts or recipe.sampling.prompts) * recipe.sampling.group_size
+    return mini_rows, recipe.rl.micro_batch_rows or mini_rows
+
+
 def load_recipe(path: Path, overrides: Sequence[str] = (), arm: str | None = None) -> Recipe:
     """The recipe in a TOML file, with an arm's table and then command-line overrides laid over it."""
     return resolve(read_toml(path), overrides, arm)

@@ -68,6 +68,11 @@ def _fresh(run: RunDir, parts: Parts, loaded: LoadedModel, arm: str | None) -> c
     run.create(
         parts.recipe, environment(parts.recipe, arm, str(parts.engine.device)), model_facts(parts, loaded)
     )
+    return _beginning(parts)
+
+
+def _beginning(parts: Parts) -> checkpoint.Tree:
+    """Where a run stands before its first step."""
     initial = initial_anchor_state(parts.codec, parts.engine.num_boundaries, parts.recipe.seed)
     return checkpoint.Tree({}, initial, checkpoint.Progress())
 
@@ -78,13 +83,12 @@ def _taken_up(run: RunDir, parts: Parts, loaded: LoadedModel) -> checkpoint.Tree
         raise UserError(f"--resume: {run.path} holds no run; start one with --out {run.path}")
     _refuse_other_weights(run, loaded)
     steps = checkpoint.list_steps(run.checkpoints)
-    initial = initial_anchor_state(parts.codec, parts.engine.num_boundaries, parts.recipe.seed)
-    tree = checkpoint.Tree({}, initial, checkpoint.Progress())
+    tree = beginning = _beginning(parts)
     if steps:
         folder = run.checkpoints / f"step-{steps[-1]}"
         tree = checkpoint.load(folder)
         try:
-            checkpoint.refuse_other_states(initial.states, tree.anchor.states)
+            checkpoint.refuse_other_states(beginning.anchor.states, tree.anchor.states)
             parts.engine.load_state(tree.engine)
         except (KeyError, ValueError) as error:
             raise UserError(f"--resume: {folder} does not fit this run's model and codec ({error})") from None

@@ -18,11 +18,11 @@ from thinwire.codecs import Codec, View, publish
 from thinwire.engines.base import Engine, Reading, UpdateSettings
 from thinwire.engines.batch import Batch, Rows, partition
 from thinwire.instruments.mismatch import mismatch_series
-from thinwire.instruments.wire import DENSE_BYTES_PER_VALUE, WireShape, wire_bytes
+from thinwire.instruments.wire import WireShape, wire_bytes
 from thinwire.sampling.base import Sampler
 from thinwire.train import anchor as slow
 from thinwire.train.clock import PhaseClock
-from thinwire.train.config import Recipe
+from thinwire.train.config import Recipe, batch_rows
 from thinwire.train.losses import (
     Losses,
     Settings,
@@ -86,8 +86,7 @@ def run_step(parts: Parts, step: int, settings: Settings, anchor: slow.AnchorSta
     metrics = rollout_series(scored, rows) | probed | updates
     metrics |= {"step/noop": float(not learns), "anchor/fired": float(fired is not None)}
     metrics |= view_series(batches, old)
-    metrics |= wire_series(parts, view, batches, fired, num_passes=3 if learns else 2)
-    metrics["wire/probe_bytes"] = 2 * dense_bytes(parts, batches) if probed else 0.0
+    metrics |= wire_series(parts, view, batches, fired, 3 if learns else 2, 2 if probed else 0)
     metrics |= {f"timing_s/{phase}": seconds for phase, seconds in clock.seconds.items()}
     return StepResult(metrics, anchor, scored)
 
@@ -102,12 +101,6 @@ def micro_batches(parts: Parts, rows: Rows) -> list[list[Batch]]:
     """The step's mini-batches of micro-batches, in the recipe's sizes."""
     mini_rows, micro_rows = batch_rows(parts.recipe)
     return partition(rows, mini_rows, micro_rows, parts.recipe.rl.length_bucket, parts.engine.device)
-
-
-def batch_rows(recipe: Recipe) -> tuple[int, int]:
-    """Rows of a mini-batch and of a micro-batch."""
-    mini_rows = (recipe.rl.mini_batch_prompts or recipe.sampling.prompts) * recipe.sampling.group_size
-    return mini_rows, recipe.rl.micro_batch_rows or mini_rows
 
 
 def turn_anchor(
@@ -161,8 +154,8 @@ def update(
         parts.engine.train_step(tick, view, losses)
         with clock.phase("update"):
             outcome = parts.engine.apply_update(applied)
-        refuse_non_finite({"actor/grad_norm": outcome.grad_norm})
-        refuse_non_finite({"actor/weights": 0.0 if outcome.weights_finite else math.nan})
+        weights = 0.0 if outcome.weights_finite else math.nan
+        refuse_non_finite({"actor/grad_norm": outcome.grad_norm, "actor/weights": weights})
         shares.append(losses.readings)
         norms.append(outcome.grad_norm)
     assert view.fingerprint() == fingerprint, "a codec state was published in mid-step"
@@ -206,17 +199,16 @@ def view_series(batches: Sequence[Batch], old: Sequence[Reading]) -> dict[str, f
     }
 
 
-def dense_bytes(parts: Parts, batches: Sequence[Batch]) -> float:
-    """Bytes of one codec-off pass over all boundaries, padding included, at 2 bytes a value."""
-    num_tokens = sum(batch.input_ids_BT.numel() for batch in batches)
-    return float(parts.engine.num_boundaries * parts.engine.hidden_dim * DENSE_BYTES_PER_VALUE * num_tokens)
-
-
 def wire_series(
-    parts: Parts, view: View, batches: Sequence[Batch], fired: slow.Fired | None, num_passes: int
+    parts: Parts,
+    view: View,
+    batches: Sequence[Batch],
+    fired: slow.Fired | None,
+    num_passes: int,
+    num_probe_passes: int,
 ) -> dict[str, float]:
     """wire/* of the step: `num_passes` forward passes sent every token (padding included), the last of
-    three also backward; the anchor's dense tokens and the published state apart."""
+    three also backward; the dense tokens of anchor and probe and the published state apart."""
     num_tokens = sum(batch.input_ids_BT.numel() for batch in batches)
     shape = WireShape(
         view.codec.wire_bits(parts.engine.dtype), parts.engine.hidden_dim, parts.engine.num_boundaries
@@ -226,7 +218,7 @@ def wire_series(
         shape,
         forward_tokens=num_passes * num_tokens,
         backward_tokens=num_tokens if num_passes == 3 else 0,
-        anchor_tokens=fired.num_tokens if fired else 0,
-        anchor_passes=fired.num_passes if fired else 0,
+        anchor_tokens=fired.num_tokens * fired.num_passes if fired else 0,
+        probe_tokens=num_probe_passes * num_tokens,
         side_channel_bytes=published,
     )
