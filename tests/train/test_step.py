@@ -137,7 +137,8 @@ def test_a_state_published_in_mid_step_stops_the_step(monkeypatch):
 def test_a_probe_changes_no_bit_of_a_run():
     outcomes = []
     for every in (0, 1):
-        parts, settings, anchor = start(recipe(f"--probe.every={every}", codec="subspace"))
+        probe = (f"--probe.every={every}", "--probe.greedy=true", "--probe.held_prompts=7")
+        parts, settings, anchor = start(recipe(*probe, codec="subspace"))
         for step in (1, 2):
             result = run_step(parts, step, settings, anchor)
             anchor = result.anchor
@@ -192,9 +193,18 @@ def test_a_gradient_that_is_not_finite_refuses_the_update(monkeypatch):
 
 @pytest.mark.parametrize("codec", ["identity", "exact-k", "subspace"])
 def test_every_series_of_a_step_is_declared(codec):
-    parts, settings, anchor = start(recipe("--probe.every=1", codec=codec))
-    metrics = run_step(parts, 1, settings, anchor).metrics
-    added_by_the_loop = {"step", "val/score", "timing_s/validation", "memory/peak_rss_bytes", "codec/version"}
+    parts, settings, anchor = start(recipe("--probe.every=1", "--probe.greedy=true", codec=codec))
+    result = run_step(parts, 1, settings, anchor)
+    metrics = run_step(parts, 2, settings, result.anchor).metrics
+    added_by_the_loop = {
+        "step",
+        "val/score",
+        "timing_s/validation",
+        "memory/peak_rss_bytes",
+        "codec/version",
+        "probe/gap_policy_part",
+        "probe/gap_view_part",
+    }
     assert set(metrics) | added_by_the_loop == {series.key for series in SERIES}
 
 

@@ -69,12 +69,22 @@ SERIES: tuple[Series, ...] = (
     Series("rollout_corr/chi2_seq", "1", "both", "mean over rows of e^(2 sum x) - 1"),
     Series("probe/kl_dense", "nats", "dense", "unclamped k3 of KL(current || reference), before the update"),
     Series("probe/entropy_dense", "nats", "dense", "token mean of the entropy, codec off"),
+    Series("probe/kl_gain", "1", "both", "codec-view k3 of the same weights and tokens (clamped) / kl_dense"),
+    Series("probe/held_kl", "nats", "dense", "k3 of KL(reference || current) on the fixed batch"),
+    Series("probe/held_entropy", "nats", "dense", "token mean of the entropy on the fixed batch, codec off"),
+    Series("probe/score_greedy", "score", "dense", "greedy score on the fixed batch (probe.greedy)"),
+    Series("probe/rollout_logprob", "nats", "dense", "E log pi: token mean of rollout"),
+    Series("probe/old_logprob", "nats", "codec", "E log v: token mean of old; the gap is E log pi - E log v"),
+    Series("probe/gap_policy_part", "nats", "dense", "E log pi now minus at step 1"),
+    Series(
+        "probe/gap_view_part", "nats", "codec", "E log v at step 1 minus now; both add to the gap's change"
+    ),
     Series("wire/forward_bytes", "bytes", "codec", "old, reference and training passes, padding included"),
     Series("wire/backward_bytes", "bytes", "codec", "gradients of the training passes"),
     Series(
         "wire/anchor_bytes", "bytes", "dense", "the anchor's dense passes: 1, with a gradient 2 or 3 (KL)"
     ),
-    Series("wire/probe_bytes", "bytes", "dense", "the codec-off probe's two dense passes"),
+    Series("wire/probe_bytes", "bytes", "dense", "the codec-off probe: two dense passes over its tokens"),
     Series("wire/side_channel_bytes", "bytes", "none", "learned states published in the step"),
     Series("wire/dense_bytes", "bytes", "none", "forward and backward at 2 bytes a value"),
     Series("wire/bits_per_value", "bits", "none", "wire bits a token a boundary over the width"),

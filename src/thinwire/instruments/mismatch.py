@@ -6,10 +6,14 @@ computed in float64.
 Letters in shape suffixes: `B` rows (one rollout each), `R` response positions, padded at the right.
 """
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 LOG_RATIO_BOUND = 20.0
+GAP_MEANS = ("probe/rollout_logprob", "probe/old_logprob")
+"""E log pi of the dense sampler and E log v of the trainer's view: the gap is their difference."""
 
 
 def mismatch_series(rollout_logprob_BR: Tensor, old_logprob_BR: Tensor, mask_BR: Tensor) -> dict[str, float]:
@@ -52,6 +56,30 @@ def mismatch_series(rollout_logprob_BR: Tensor, old_logprob_BR: Tensor, mask_BR:
         "chi2_seq": _chi_square(x_BR.sum(dim=-1)),
     }
     return _named(series)
+
+
+def gap_means(rollout_logprob_BR: Tensor, old_logprob_BR: Tensor, mask_BR: Tensor) -> dict[str, float]:
+    """The gap's two halves at this step, nats a token: probe/rollout_logprob = E_t log pi_t of the dense
+    sampler, probe/old_logprob = E_t log v_t of the trainer's view, over the same tokens."""
+    kept_BR = mask_BR.bool()
+    if not bool(kept_BR.any()):
+        return {}
+    means = [float(part_BR[kept_BR].double().mean()) for part_BR in (rollout_logprob_BR, old_logprob_BR)]
+    return dict(zip(GAP_MEANS, means, strict=True))
+
+
+def gap_parts(means: Mapping[str, float], origin: Mapping[str, float]) -> dict[str, float]:
+    """The gap's change since step 1 as a sum of two parts, nats a token (means and origin: `gap_means` of now
+    and of step 1; empty where either is).
+
+    gap_t - gap_1 = (E_t log pi_t - E_1 log pi_1) - (E_t log v_t - E_1 log v_1): gap_policy_part is
+    the sampler growing surer of its own tokens, gap_view_part the trainer's view losing them. Each E_t is
+    over the tokens of step t, sampled from pi_t.
+    """
+    if not means or not origin:
+        return {}
+    policy, view = (means[key] - origin[key] for key in GAP_MEANS)
+    return {"probe/gap_policy_part": policy, "probe/gap_view_part": -view}
 
 
 def _named(series: dict[str, Tensor]) -> dict[str, float]:

@@ -17,6 +17,7 @@ from thinwire.sampling.base import SamplingConfig
 from thinwire.tasks.base import TaskConfig
 from thinwire.train.anchor import AnchorConfig
 from thinwire.train.losses import RlConfig
+from thinwire.train.probe import ProbeConfig
 
 _CODECS: dict[str, type[Codec]] = {kind.model_fields["name"].default: kind for kind in CODECS}
 
@@ -42,13 +43,6 @@ def _codec(value: Any) -> Any:
 
 class _Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
-
-
-class ProbeConfig(_Table):
-    """Codec-off readings of the trained weights beside the lens readings."""
-
-    every: int = Field(0, ge=0)
-    """Rollout steps between readings, from step 1, and at the last; 0 = off. A probe never changes a run."""
 
 
 class ValidationConfig(_Table):

@@ -15,6 +15,7 @@ from typing import Any
 from torch import Tensor
 
 from thinwire.core.errors import NonFinite, RunFailure, UserError
+from thinwire.instruments.mismatch import GAP_MEANS, gap_parts
 from thinwire.models.load import LoadedModel, load_model
 from thinwire.train import checkpoint
 from thinwire.train.anchor import AnchorState, initial_anchor_state
@@ -150,8 +151,10 @@ def _run_steps(run: _Run, stand: _Stand) -> str:
     for step in range(stand.progress.step + 1, recipe.steps + 1):
         started = time.perf_counter()
         result = _step_or_refuse(run, stand, step, settings)
-        stand.anchor, stand.progress = result.anchor, replace(stand.progress, step=step)
-        metrics = _step_metrics(result, step)
+        means = {key: result.metrics[key] for key in GAP_MEANS if key in result.metrics}
+        origin = stand.progress.gap_origin or means
+        stand.anchor, stand.progress = result.anchor, replace(stand.progress, step=step, gap_origin=origin)
+        metrics = _step_metrics(result, step) | gap_parts(means, origin)
         try:
             stand.progress = _logged(run, result, metrics, stand.progress)
         except OSError:

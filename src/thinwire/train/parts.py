@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.core.errors import UserError
+from thinwire.engines.batch import partition
 from thinwire.engines.local import LocalEngine, PassConfig
 from thinwire.models.load import LoadedModel, quiet_transformers
 from thinwire.sampling.hf import HFSampler
@@ -16,8 +17,9 @@ from thinwire.tasks.base import make_task
 from thinwire.tasks.rewards import make_reward
 from thinwire.train.anchor import is_needed
 from thinwire.train.checkpoint import as_os_errors
-from thinwire.train.config import Recipe
-from thinwire.train.rollout import Workload
+from thinwire.train.config import Recipe, batch_rows
+from thinwire.train.probe import Held
+from thinwire.train.rollout import Workload, roll_out, score, to_rows
 from thinwire.train.step import Parts
 
 
@@ -40,7 +42,22 @@ def build(recipe: Recipe, loaded: LoadedModel) -> Parts:
     sampler = HFSampler(loaded.model, loaded.eos_ids, loaded.pad_id)
     task = make_task(recipe.task, recipe.seed, loaded.tokenizer)
     work = Workload(task, recipe.task, make_reward(recipe.task.reward), loaded.tokenizer)
-    return Parts(recipe, codec, engine, sampler, work)
+    held = hold(engine, sampler, work, recipe)
+    return Parts(recipe, codec, engine, sampler, work, held)
+
+
+def hold(engine: LocalEngine, sampler: HFSampler, work: Workload, recipe: Recipe) -> Held | None:
+    """The probe's fixed batch, if it is on. Sampled while the engine still holds the initial weights, with
+    the keys of step 0, which no training step uses: a resumed run draws the same tokens again."""
+    problems = work.task.validation()[: recipe.probe.held_prompts] if recipe.probe.every else []
+    if not problems:
+        return None
+    single = recipe.sampling.model_copy(update={"group_size": 1})
+    sampler.push(0, engine.gather_weights())
+    rollouts = roll_out(work, sampler, problems, single, recipe.seed, step=0)
+    rows = to_rows(score(work, problems, rollouts, 1), standardise=False)
+    (tick,) = partition(rows, len(problems), batch_rows(recipe)[1], recipe.rl.length_bucket, engine.device)
+    return Held(problems, tick)
 
 
 def model_facts(parts: Parts, loaded: LoadedModel) -> dict[str, Any]:

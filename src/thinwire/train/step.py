@@ -17,7 +17,7 @@ from torch.nn.functional import pad
 from thinwire.codecs import Codec, View, publish
 from thinwire.engines.base import Engine, Reading, UpdateSettings
 from thinwire.engines.batch import Batch, Rows, partition
-from thinwire.instruments.mismatch import mismatch_series
+from thinwire.instruments.mismatch import gap_means, mismatch_series
 from thinwire.instruments.wire import WireShape, wire_bytes
 from thinwire.sampling.base import Sampler
 from thinwire.train import anchor as slow
@@ -31,7 +31,7 @@ from thinwire.train.losses import (
     refuse_non_finite,
     total_denominator,
 )
-from thinwire.train.probe import dense_probe
+from thinwire.train.probe import Held, Probed, dense_probe, greedy_score
 from thinwire.train.rollout import Scored, Workload, roll_out, rollout_series, score, to_rows
 
 
@@ -44,6 +44,8 @@ class Parts:
     engine: Engine
     sampler: Sampler
     work: Workload
+    held: Held | None = None
+    """The probe's fixed batch, where it is on."""
 
 
 @dataclass(frozen=True)
@@ -78,15 +80,15 @@ def run_step(parts: Parts, step: int, settings: Settings, anchor: slow.AnchorSta
             reference = engine.forward(batches, view, "reference", with_entropy=False)
         refuse_non_finite(logprob_sums(batches, old, reference))
         with clock.phase("probe"):
-            probed = dense_probe(engine, batches, view) if is_probed(recipe, step) else {}
+            probed = probe(parts, step, batches, view, old, reference)
         if fired and fired.gradient is not None:
             engine.merge_anchor(fired.gradient, recipe.anchor.merge_beta)
         learns = any(rows.advantages)
         updates = update(parts, ticks, view, settings, old, reference, clock) if learns else {}
-    metrics = rollout_series(scored, rows) | probed | updates
+    metrics = rollout_series(scored, rows) | probed.series | updates
     metrics |= {"step/noop": float(not learns), "anchor/fired": float(fired is not None)}
     metrics |= view_series(batches, old)
-    metrics |= wire_series(parts, view, batches, fired, 3 if learns else 2, 2 if probed else 0)
+    metrics |= wire_series(parts, view, batches, fired, 3 if learns else 2, probed.num_tokens)
     metrics |= {f"timing_s/{phase}": seconds for phase, seconds in clock.seconds.items()}
     return StepResult(metrics, anchor, scored)
 
@@ -95,6 +97,25 @@ def is_probed(recipe: Recipe, step: int) -> bool:
     """Steps 1, 1 + every, 1 + 2 every, ..., and the last; never when every is 0."""
     every = recipe.probe.every
     return every > 0 and ((step - 1) % every == 0 or step == recipe.steps)
+
+
+def probe(
+    parts: Parts,
+    step: int,
+    batches: Sequence[Batch],
+    view: View,
+    old: Sequence[Reading],
+    reference: Sequence[Reading],
+) -> Probed:
+    """The codec-off readings where they are due."""
+    recipe = parts.recipe
+    if not is_probed(recipe, step):
+        return Probed({})
+    probed = dense_probe(parts.engine, batches, view, old, reference, parts.held)
+    if parts.held is None or not recipe.probe.greedy:
+        return probed
+    greedy = greedy_score(parts.work, parts.sampler, parts.held, recipe.sampling)
+    return Probed(probed.series | greedy, probed.num_tokens)
 
 
 def micro_batches(parts: Parts, rows: Rows) -> list[list[Batch]]:
@@ -196,6 +217,7 @@ def view_series(batches: Sequence[Batch], old: Sequence[Reading]) -> dict[str, f
     return {
         "actor/entropy": float(entropy_BR.sum()) / num_tokens,
         **mismatch_series(rollout_BR, old_BR, mask_BR),
+        **gap_means(rollout_BR, old_BR, mask_BR),
     }
 
 
@@ -205,7 +227,7 @@ def wire_series(
     batches: Sequence[Batch],
     fired: slow.Fired | None,
     num_passes: int,
-    num_probe_passes: int,
+    num_probe_tokens: int,
 ) -> dict[str, float]:
     """wire/* of the step: `num_passes` forward passes sent every token (padding included), the last of
     three also backward; the dense tokens of anchor and probe and the published state apart."""
@@ -219,6 +241,6 @@ def wire_series(
         forward_tokens=num_passes * num_tokens,
         backward_tokens=num_tokens if num_passes == 3 else 0,
         anchor_tokens=fired.num_tokens * fired.num_passes if fired else 0,
-        probe_tokens=num_probe_passes * num_tokens,
+        probe_tokens=num_probe_tokens,
         side_channel_bytes=published,
     )
