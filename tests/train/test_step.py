@@ -7,6 +7,7 @@ import torch
 
 from tests.train.runs import recipe
 from thinwire.codecs import Identity
+from thinwire.control import Settings
 from thinwire.core.errors import NonFinite
 from thinwire.core.records import SERIES
 from thinwire.models.load import load_model
@@ -20,7 +21,7 @@ from thinwire.tasks.prompts import encode_prompt
 from thinwire.tasks.rewards import make_reward
 from thinwire.train import step as step_module
 from thinwire.train.anchor import initial_anchor_state
-from thinwire.train.losses import Settings, initial_settings
+from thinwire.train.losses import initial_settings
 from thinwire.train.parts import build
 from thinwire.train.step import run_step
 
@@ -205,7 +206,8 @@ def test_every_series_of_a_step_is_declared(codec):
         "probe/gap_policy_part",
         "probe/gap_view_part",
     }
-    assert set(metrics) | added_by_the_loop == {series.key for series in SERIES}
+    controls = {series.key for series in SERIES if series.key.startswith("controller/")}
+    assert set(metrics) | added_by_the_loop | controls == {series.key for series in SERIES}
 
 
 def test_wire_bytes_are_counted_from_shapes_and_true_bits():

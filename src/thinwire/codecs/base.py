@@ -126,6 +126,15 @@ class Codec(BaseModel, ABC):
         """Whether an anchor's statistics change this codec."""
         return False
 
+    @property
+    def can_change_bits(self) -> bool:
+        """Whether `with_bits` may be used between steps: not where the budget is part of what was learned."""
+        return False
+
+    def with_bits(self, bits_per_value: float) -> Self:
+        """This codec, bound to a width, at another wire budget; ValueError where it cannot change."""
+        raise ValueError(f"codec.bits_per_value of {self.name} cannot change between steps")
+
     @abstractmethod
     def values_per_token(self) -> int:
         """K: values a token a boundary in one direction."""

@@ -49,6 +49,14 @@ class ExactK(Codec):
         decoded_ND = torch.zeros(shape, dtype=wide, device=values_NK.device)
         return decoded_ND.scatter_(-1, draw.long(), values_NK.to(wide))
 
+    @property
+    def can_change_bits(self) -> bool:
+        return True
+
+    def with_bits(self, bits_per_value: float) -> Self:
+        keep = resolve_kept("codec.keep", None, bits_per_value, self.hidden_dim)
+        return self.model_copy(update={"keep": keep})
+
     def values_per_token(self) -> int:
         assert self.keep is not None
         return self.keep

@@ -69,14 +69,14 @@ def gap_means(rollout_logprob_BR: Tensor, old_logprob_BR: Tensor, mask_BR: Tenso
 
 
 def gap_parts(means: Mapping[str, float], origin: Mapping[str, float]) -> dict[str, float]:
-    """The gap's change since step 1 as a sum of two parts, nats a token (means and origin: `gap_means` of now
-    and of step 1; empty where either is).
+    """The gap's change since step 1 as a sum of two parts, nats a token (means and origin: series with
+    `gap_means` of now and of step 1; empty where either has none).
 
     gap_t - gap_1 = (E_t log pi_t - E_1 log pi_1) - (E_t log v_t - E_1 log v_1): gap_policy_part is
     the sampler growing surer of its own tokens, gap_view_part the trainer's view losing them. Each E_t is
     over the tokens of step t, sampled from pi_t.
     """
-    if not means or not origin:
+    if any(key not in series for key in GAP_MEANS for series in (means, origin)):
         return {}
     policy, view = (means[key] - origin[key] for key in GAP_MEANS)
     return {"probe/gap_policy_part": policy, "probe/gap_view_part": -view}

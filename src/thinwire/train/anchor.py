@@ -14,12 +14,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from thinwire.codecs import Codec, CodecState, View, publish
+from thinwire.control import Settings
 from thinwire.engines.base import Engine, Policy
 from thinwire.engines.batch import Batch, Rows, partition
 from thinwire.train.losses import (
     Losses,
     RlConfig,
-    Settings,
     loss_terms,
     refuse_non_finite,
     total_denominator,

@@ -33,6 +33,8 @@ class Progress:
     seconds: float = 0.0
     settings: dict[str, Any] = field(default_factory=dict)
     """The Settings of the next step, where they differ from the recipe's (a controller changed them)."""
+    control: dict[str, Any] = field(default_factory=dict)
+    """The controller's memory (ControlState), where it is on."""
     gap_origin: dict[str, float] = field(default_factory=dict)
     """`gap_means` of step 1, from which the gap's two parts are counted."""
     unlogged: dict[str, float] = field(default_factory=dict)

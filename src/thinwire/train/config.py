@@ -10,6 +10,7 @@ import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError
 
 from thinwire.codecs import CODECS, Codec, ExactK
+from thinwire.control import ControllerConfig
 from thinwire.core.errors import UserError
 from thinwire.engines.optimizer import AdamWConfig
 from thinwire.models.load import ModelConfig
@@ -91,6 +92,7 @@ class Recipe(_Table):
     codec: Annotated[SerializeAsAny[Codec], BeforeValidator(_codec)] = Field(default_factory=ExactK)
     anchor: AnchorConfig = Field(default_factory=AnchorConfig)
     probe: ProbeConfig = Field(default_factory=ProbeConfig)
+    controller: ControllerConfig = Field(default_factory=ControllerConfig)
     validation: ValidationConfig = Field(default_factory=ValidationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)

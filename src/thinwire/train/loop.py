@@ -14,6 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
+from thinwire.control import Settings
 from thinwire.core.errors import NonFinite, RunFailure, UserError
 from thinwire.instruments.mismatch import GAP_MEANS, gap_parts
 from thinwire.models.load import LoadedModel, load_model
@@ -21,11 +22,11 @@ from thinwire.train import checkpoint
 from thinwire.train.anchor import AnchorState, initial_anchor_state
 from thinwire.train.check import notes
 from thinwire.train.config import Recipe
-from thinwire.train.losses import Settings, initial_settings
 from thinwire.train.parts import build, dropped_note, model_facts, save_model
 from thinwire.train.progress import Observer
 from thinwire.train.rollout import sample_rows, validate
 from thinwire.train.rundir import RunDir, commit, environment
+from thinwire.train.steering import control_series, settings_of, steer
 from thinwire.train.step import Parts, StepResult, run_step
 from thinwire.train.summary import run_summary
 
@@ -144,19 +145,19 @@ class _Run:
 def _run_steps(run: _Run, stand: _Stand) -> str:
     """All remaining steps; keeps `stand` at the last whole one; returns "done" or "interrupted"."""
     recipe = run.parts.recipe
-    settings = initial_settings(recipe.rl, recipe.anchor.cadence)
-    settings = replace(settings, **stand.progress.settings)
+    settings = settings_of(run.parts, stand.progress)
     if stand.progress.step == 0:
         stand.progress = _first_validation(run, stand.progress)
     for step in range(stand.progress.step + 1, recipe.steps + 1):
         started = time.perf_counter()
         result = _step_or_refuse(run, stand, step, settings)
-        means = {key: result.metrics[key] for key in GAP_MEANS if key in result.metrics}
-        origin = stand.progress.gap_origin or means
-        stand.anchor, stand.progress = result.anchor, replace(stand.progress, step=step, gap_origin=origin)
-        metrics = _step_metrics(result, step) | gap_parts(means, origin)
+        metrics = _step_metrics(run.parts, result, step, settings, stand.progress)
+        stand.anchor, stand.progress = result.anchor, _advanced(stand.progress, step, metrics)
+        stand.progress, decision = steer(run.parts, stand.progress, metrics)
         try:
             stand.progress = _logged(run, result, metrics, stand.progress)
+            for event in decision.events if decision else ():
+                run.dir.append(run.dir.events, event)
         except OSError:
             with suppress(OSError):
                 _save(run, stand.anchor, replace(stand.progress, unlogged=metrics))
@@ -166,6 +167,9 @@ def _run_steps(run: _Run, stand: _Stand) -> str:
         every, last = recipe.checkpoint.every, step == recipe.steps or run.stop.asked
         if last or (every and step % every == 0):
             _save(run, stand.anchor, stand.progress)
+        if decision:
+            settings = decision.settings
+            _refuse_to_go_on(run, stand, decision.stop)
         if run.stop.asked and step < recipe.steps:
             return "interrupted"
     if recipe.checkpoint.models:
@@ -202,12 +206,33 @@ def _first_validation(run: _Run, progress: checkpoint.Progress) -> checkpoint.Pr
         ) from None
 
 
-def _step_metrics(result: StepResult, step: int) -> dict[str, float]:
-    """The step's line of metrics.jsonl, but for its validation."""
+def _advanced(progress: checkpoint.Progress, step: int, metrics: Mapping[str, float]) -> checkpoint.Progress:
+    """Progress after a step; the first step with response tokens is the origin of the gap's parts."""
+    means = {key: metrics[key] for key in GAP_MEANS if key in metrics}
+    return replace(progress, step=step, gap_origin=progress.gap_origin or means)
+
+
+def _refuse_to_go_on(run: _Run, stand: _Stand, reason: str) -> None:
+    """The controller's hard stop, with a checkpoint to resume from."""
+    if not reason:
+        return
+    _save(run, stand.anchor, stand.progress)
+    run.dir.append(run.dir.events, {"step": stand.progress.step, "event": "stopped", "reason": reason})
+    raise RunFailure(
+        f"step {stand.progress.step}: stopped by the controller, {reason}; {_resumable(run.dir)}"
+    )
+
+
+def _step_metrics(
+    parts: Parts, result: StepResult, step: int, settings: Settings, progress: checkpoint.Progress
+) -> dict[str, float]:
+    """The step's line of metrics.jsonl, but for its validation; `settings` are those it ran with."""
     versions = [state.version for state in result.anchor.states]
     return {
         "step": step,
         **result.metrics,
+        **gap_parts(result.metrics, progress.gap_origin or result.metrics),
+        **control_series(parts, progress, settings),
         "memory/peak_rss_bytes": peak_rss_bytes(),
         "codec/version": float(max(versions, default=0)),
     }

@@ -12,6 +12,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from thinwire.control import Settings
 from thinwire.core.errors import NonFinite
 from thinwire.engines.base import Reading
 from thinwire.engines.batch import Batch
@@ -54,24 +55,6 @@ class RlConfig(BaseModel):
     """Truncation of the token-level weights exp(old - rollout); off by default."""
     logprob_chunk_tokens: int | None = Field(None, ge=1)
     """Tokens whose logits are held at once; default by a 64 MiB budget."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is fixed within a step and a controller may change between steps."""
-
-    kl_coefficient: float
-    """Weight of the KL term."""
-    view_alignment_weight: float
-    """Weight of the view alignment term."""
-    anchor_cadence: int
-    """Rollout steps between anchor fires, at least 1."""
-    learning_rate_scale: float = 1.0
-    """Times optimizer.learning_rate."""
-    codec_off: bool = False
-    """Run this step's passes dense."""
-    extra_anchor: bool = False
-    """Fire the anchor before this step whatever the cadence says."""
 
 
 @dataclass(frozen=True)

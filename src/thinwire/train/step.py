@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from thinwire.codecs import Codec, View, publish
+from thinwire.control import Settings
 from thinwire.engines.base import Engine, Reading, UpdateSettings
 from thinwire.engines.batch import Batch, Rows, partition
 from thinwire.instruments.mismatch import gap_means, mismatch_series
@@ -25,7 +26,6 @@ from thinwire.train.clock import PhaseClock
 from thinwire.train.config import Recipe, batch_rows
 from thinwire.train.losses import (
     Losses,
-    Settings,
     loss_terms,
     mean_over_ticks,
     refuse_non_finite,
@@ -142,7 +142,8 @@ def turn_anchor(
 
 def open_view(parts: Parts, anchor: slow.AnchorState, step: int, settings: Settings) -> View:
     """The one View of this step's passes, out of what is published at its boundary."""
-    view = publish(parts.codec, anchor.states, parts.recipe.seed, step, parts.engine.device)
+    codec = parts.codec if settings.bits_per_value is None else parts.codec.with_bits(settings.bits_per_value)
+    view = publish(codec, anchor.states, parts.recipe.seed, step, parts.engine.device)
     return view.dense() if settings.codec_off else view
 
 
