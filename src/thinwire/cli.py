@@ -1,25 +1,30 @@
 """The command `thinwire`: what a user types, and what comes back.
 
-Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted. An error is one line on stderr. With --json
-stdout holds one JSON object and nothing else. torch is imported only by the commands that need it.
+Exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted. An error is one line on stderr, with its
+traceback before it where the environment variable THINWIRE_DEBUG is set. With --json stdout holds one JSON
+object and nothing else. torch is imported only by the commands that need it.
 """
 
 import argparse
 import json
 import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from thinwire import commands as run
 from thinwire.commands import FAILED, INTERRUPTED, USAGE, Result
 from thinwire.core.errors import RunFailure, UserError
 from thinwire.train.places import did_you_mean
+from thinwire.train.signals import follow_parent
+from thinwire.train.streams import forgiving, open_standard_descriptors, results_apart
 
+_DEBUG = "THINWIRE_DEBUG"
 _SETTINGS = (
     "Any setting of the recipe can be given as --table.key VALUE, such as --steps 20 --model.stages 3."
 )
@@ -48,39 +53,61 @@ class _OneLineParser(argparse.ArgumentParser):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    open_standard_descriptors()
+    follow_parent()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # two threads ran ten times slower on small shared machines
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     as_json = "--json" in arguments
     try:
         command, options = _parse(arguments)
-        with redirect_stdout(sys.stderr):  # whatever a library prints is no result
-            result = command(options)
-        _print(json.dumps(result.value, indent=1) if as_json else result.text)
+    except UserError as error:
+        return _complain(str(error), USAGE, sys.stdout if as_json else None)
+    with results_apart(for_good=argv is None) as stdout:
+        return _answer(command, options, as_json, stdout)
+
+
+def _answer(
+    command: Callable[[argparse.Namespace], Result],
+    options: argparse.Namespace,
+    as_json: bool,
+    stdout: TextIO | None,
+) -> int:
+    """Run the command, print its result, and turn every exception into one line and an exit status."""
+    on_error = stdout if as_json else None
+    try:
+        result = command(options)
+        try:
+            _print(json.dumps(result.value, indent=1) if as_json else result.text, stdout)
+        except BrokenPipeError:  # the reader hung up: no more to say
+            return FAILED
         return result.exit_status
     except UserError as error:
-        return _complain(str(error), USAGE, as_json)
+        return _complain(str(error), USAGE, on_error)
     except RunFailure as error:
-        return _complain(str(error), FAILED, as_json)
-    except KeyboardInterrupt:
-        return _complain("interrupted", INTERRUPTED, as_json)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        return _complain(str(error), FAILED, on_error)
+    except KeyboardInterrupt as error:
+        return _complain(f"interrupted: {error}" if str(error) else "interrupted", INTERRUPTED, on_error)
     except OSError as error:
-        return _complain(str(error), FAILED, as_json)
+        return _complain(str(error), FAILED, on_error)
+    except (Exception, SystemExit) as error:
+        text = f"unexpected {type(error).__name__}: {error}; set {_DEBUG}=1 to see where it came from"
+        return _complain(text, FAILED, on_error)
 
 
-def _print(text: str) -> None:
-    if text:
-        print(text, flush=True)
+def _print(text: str, stdout: TextIO | None) -> None:
+    if text and stdout is not None:
+        print(text, file=stdout, flush=True)
 
 
-def _complain(message: str, exit_status: int, as_json: bool) -> int:
-    """One line on stderr and, with --json, one object on stdout."""
+def _complain(message: str, exit_status: int, stdout: TextIO | None) -> int:
+    """One line on stderr, after the traceback where THINWIRE_DEBUG asks for it; one object on `stdout`."""
+    stderr = forgiving(sys.stderr)
+    if os.environ.get(_DEBUG):
+        traceback.print_exc(file=stderr)
     line = " ".join(message.split())
-    print(f"thinwire: {line}", file=sys.stderr)
-    if as_json:
-        _print(json.dumps({"error": line, "exit_status": exit_status}))
+    print(f"thinwire: {line}", file=stderr, flush=True)
+    with suppress(OSError):  # a stdout that cannot be written: the status has to do
+        _print(json.dumps({"error": line, "exit_status": exit_status}), stdout)
     return exit_status
 
 

@@ -193,11 +193,13 @@ def reward_module(tmp_path, monkeypatch):
         "def nothing(problem, response): return None\n"
         "def text(problem, response): return '1'\n"
         "def fails(problem, response): raise KeyError('oops')\n"
+        "def leaves(problem, response): raise SystemExit(0)\n"
         "class Group:\n    @staticmethod\n    def half(problem, response): return 0.5\n"
     )
     (tmp_path / "my_broken_reward.py").write_text("import absent_dependency_of_mine\n")
+    (tmp_path / "my_leaving_reward.py").write_text("import sys\nsys.exit(0)\n")
     yield
-    for name in ("my_tiny_reward", "my_broken_reward"):
+    for name in ("my_tiny_reward", "my_broken_reward", "my_leaving_reward"):
         sys.modules.pop(name, None)
 
 
@@ -213,6 +215,7 @@ def test_a_function_of_the_user_is_called_with_problem_and_response(reward_modul
         ("exact", 'must be "integer", "boxed", "number" or "module:function"'),
         ("absent_module_of_mine:f", "could not be imported (ModuleNotFoundError"),
         ("my_broken_reward:f", "No module named 'absent_dependency_of_mine'"),
+        ("my_leaving_reward:f", "could not be imported (SystemExit: 0)"),
         ("my_tiny_reward:absent", "my_tiny_reward.py has no 'absent'"),
         ("my_tiny_reward:", "my_tiny_reward.py has no ''"),
         (":f", "could not be imported"),
@@ -233,6 +236,7 @@ def test_a_function_that_cannot_be_found_is_named(reward_module, spec, message):
         ("nothing", "must return a finite number, got None on problem 'p'"),
         ("text", "must return a finite number, got '1' on problem 'p'"),
         ("fails", "raised KeyError: 'oops' on problem 'p'"),
+        ("leaves", "raised SystemExit: 0 on problem 'p'"),
     ],
 )
 def test_a_function_that_returns_no_finite_number_is_named(reward_module, name, message):

@@ -25,5 +25,15 @@ def run(out, *overrides: str, codec: str = "exact-k", resume=False):
 
 
 def huge_reward(problem, response):
-    """A user's reward near the end of fp32."""
-    return 3e38 if len(response) % 2 else -3e38
+    """A user's reward whose sums are near the end of fp32: the mean of 16 is finite, a sum of losses not."""
+    return 2e37 if len(response) % 2 else -2e37
+
+
+def infinite_reward(problem, response):
+    """Finite as Python has it, infinite in fp32."""
+    return 1e300
+
+
+def large_reward(problem, response):
+    """Finite in fp32, but not the sum of two."""
+    return 3e38

@@ -81,6 +81,22 @@ def test_a_report_is_written_again_on_request(recipe, capsys):
     assert "directory" in wrong(capsys, "report", "nowhere")
 
 
+def test_a_report_replaces_nothing_but_a_report(recipe, capsys):
+    main(["train", recipe, "--out", "out", "--steps", "1"])
+    capsys.readouterr()
+    os.mkfifo("pipe")
+    os.symlink(recipe, "link.html")
+    before = Path(recipe).read_text()
+    for target in (recipe, "pipe", "link.html", "/dev/null", "out"):
+        message = wrong(capsys, "report", "out", "--out", target)
+        assert "report --out" in message
+        assert target in message
+    assert Path(recipe).read_text() == before
+    assert Path("link.html").is_symlink()
+    for _ in range(2):
+        assert main(["report", "out", "--out", "page.html"]) == 0
+
+
 def test_the_codecs_are_listed_with_settings_and_bits(capsys):
     assert main(["codecs", "list", "--json"]) == 0
     listed = {codec["name"]: codec for codec in json.loads(capsys.readouterr().out)["codecs"]}
@@ -173,7 +189,7 @@ def test_a_run_that_diverges_exits_with_1_and_names_the_resumable_checkpoint(rec
     arguments = ["train", recipe, "--rl.standardise", "false", "--steps", "9",
                  "--task.reward", "rewards:huge"]  # fmt: skip
     Path("rewards.py").write_text(
-        "def huge(problem, response):\n    return 3e38 if sum(map(ord, response)) % 2 else -3e38\n"
+        "def huge(problem, response):\n    return 2e37 if sum(map(ord, response)) % 2 else -2e37\n"
     )
     assert main(arguments) == 1
     captured = capsys.readouterr()

@@ -163,13 +163,11 @@ def test_a_half_written_last_line_is_cut_before_a_run_resumes(tmp_path):
     assert [line["step"] for line in metrics(out)] == [0, 1, 2, 3]
 
 
-def test_a_loss_that_overflows_stops_the_run_with_a_checkpoint_and_names_the_series(tmp_path):
-    """A reward of 3e38 without standardisation makes the policy loss infinite in fp32 within a few steps."""
+def test_a_step_that_overflows_stops_the_run_with_a_checkpoint_and_names_the_series(tmp_path):
+    """A reward of 2e37 without standardisation makes a loss, or its gradient's norm, infinite in fp32."""
     out = tmp_path / "r"
     settings = ["--task.reward=tests.train.runs:huge_reward", "--rl.standardise=false", "--steps=9"]
-    with pytest.raises(
-        RunFailure, match=r"refused: actor/pg_loss was the first series that is not finite"
-    ) as caught:
+    with pytest.raises(RunFailure, match=r"refused: actor/\w+ was the first series that is not") as caught:
         run(out, *settings)
     (step,) = checkpoint.list_steps(out / "checkpoints")
     assert f"step {step + 1} refused" in str(caught.value)
@@ -177,7 +175,8 @@ def test_a_loss_that_overflows_stops_the_run_with_a_checkpoint_and_names_the_ser
     assert metrics(out)[-1]["step"] == step
     assert json.loads((out / "summary.json").read_text())["status"] == "failed"
     events = [json.loads(line) for line in (out / "events.jsonl").read_text().splitlines()]
-    assert events[-1] == {"step": step + 1, "event": "non_finite", "series": "actor/pg_loss"}
+    assert {"step": step + 1, "event": "non_finite"}.items() <= events[-1].items()
+    assert f"{events[-1]['series']} was the first" in str(caught.value)
 
 
 @pytest.mark.parametrize("codec", ["exact-k", "subspace"])
@@ -240,13 +239,14 @@ def launch(tmp_path, *overrides, prelude=""):
     )
 
 
-def test_ctrl_c_finishes_the_step_and_leaves_a_resumable_run(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_and_a_hangup_finish_the_step_and_leave_a_resumable_run(tmp_path, number):
     process = launch(tmp_path, "--steps=200")
     file = tmp_path / "out" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and (not file.exists() or len(file.read_text().splitlines()) < 3):
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130, errors
     assert "Traceback" not in errors

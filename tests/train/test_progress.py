@@ -97,3 +97,22 @@ def test_a_pipe_gets_lines_a_terminal_bars_and_stdout_nothing(capsys):
 
 def test_durations_read_naturally():
     assert [duration(s) for s in (0.4, 59.6, 185, 7620)] == ["0s", "1m 00s", "3m 05s", "2h 07m"]
+
+
+class Gone(io.StringIO):
+    """A stream whose reader hung up."""
+
+    def write(self, text):
+        raise BrokenPipeError
+
+    def flush(self):
+        raise ValueError("I/O operation on closed file")
+
+
+def test_a_stream_that_cannot_be_written_ends_no_run():
+    with make_display(Gone()) as display:
+        observer = display.observer()
+        observer.start("exact-k", 1, 2)
+        observer.step(1, METRICS)
+        observer.message("hello")
+        observer.finish({"status": "done"})

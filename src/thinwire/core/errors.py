@@ -16,8 +16,8 @@ class RunFailure(RuntimeError):
 
 
 class NonFinite(ArithmeticError):
-    """A reading that is nan or inf; `series` names the first one of the step."""
+    """A reading that is nan or inf; `series` names the first one of the step, `where` may say more."""
 
-    def __init__(self, series: str, value: float) -> None:
-        super().__init__(f"{series} = {value}")
+    def __init__(self, series: str, value: float, where: str = "") -> None:
+        super().__init__(f"{series} = {value}{where}")
         self.series = series

@@ -59,8 +59,7 @@ def write_report(runs_dir: Path | str, out: Path | str | None = None, steps: Seq
     the middle and the last one.
     """
     path = Path(out) if out is not None else Path(runs_dir) / "report.html"
-    if path.is_dir():
-        raise UserError(f"report --out must be a file, got the directory {str(path)!r}; add a file name")
+    refuse_target(path)
     page = render(load_runs(runs_dir), steps)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
@@ -68,6 +67,16 @@ def write_report(runs_dir: Path | str, out: Path | str | None = None, steps: Seq
     partial.write_text(page, encoding="utf-8", errors="replace")
     os.replace(partial, path)
     return path
+
+
+def refuse_target(path: Path) -> None:
+    """A report replaces only a report: an existing file must be a regular one named .html."""
+    if path.is_dir():
+        raise UserError(f"report --out must be a file, got the directory {str(path)!r}; add a file name")
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise UserError(f"report --out must be a regular file, got {str(path)!r}; name another")
+    if path.exists() and path.suffix.lower() not in (".html", ".htm"):
+        raise UserError(f"report --out {str(path)!r} exists and is no .html file; name another")
 
 
 def render(runs: Sequence[Run], steps: Sequence[int] = ()) -> str:

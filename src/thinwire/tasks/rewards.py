@@ -185,7 +185,7 @@ def _import_function(spec: str) -> Callable[..., Any]:
 def _import_module(spec: str, name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
-    except Exception as error:  # a user's module may fail to load in any way
+    except (Exception, SystemExit) as error:  # a user's module may fail to load in any way
         raise UserError(
             f"task.reward={spec!r}: module {name!r} could not be imported ({type(error).__name__}: {error}); "
             "run from the folder that holds it or put that folder on PYTHONPATH"
@@ -198,7 +198,7 @@ def _wrap_function(spec: str, function: Callable[..., Any]) -> Reward:
     def reward(problem: Problem, response: str) -> Score:
         try:
             result = function(problem, response)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # sys.exit(0) would end the run as if it were done
             raise UserError(
                 f"task.reward={spec!r} raised {type(error).__name__}: {error} on problem {problem.id!r}"
             ) from error

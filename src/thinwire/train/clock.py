@@ -1,5 +1,7 @@
-"""Seconds of each phase of a step."""
+"""Seconds of each phase of a step, and the memory of the process."""
 
+import resource
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,3 +24,9 @@ class PhaseClock:
     def add(self, name: str, seconds: float) -> None:
         """Count seconds measured elsewhere."""
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+
+def peak_rss_bytes() -> float:
+    """Peak resident memory of this process, bytes (ru_maxrss is KiB on Linux, bytes on macOS)."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return float(peak if sys.platform == "darwin" else peak * 1024)

@@ -5,12 +5,14 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from thinwire.core.errors import UserError
 from thinwire.train.checkpoint import list_steps
 from thinwire.train.config import Recipe, load_recipe, read_toml, resolve
+from thinwire.train.locks import is_empty, locked
 from thinwire.train.places import read_status
 from thinwire.train.progress import Display
 from thinwire.train.summary import compare_summary
@@ -89,7 +91,7 @@ def refuse_foreign(out: Path, runs: Sequence[PlannedRun]) -> None:
     """--out is new or empty, or holds the same comparison: runs made with equal recipes."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; name a directory")
-    if not out.exists() or not any(out.iterdir()):
+    if not out.exists() or is_empty(out):
         return
     if not (out / "recipe.toml").is_file():
         raise UserError(f"--out {out} is not empty and holds no comparison; name another directory")
@@ -127,28 +129,37 @@ def compare(
     """
     if jobs < 1:
         raise UserError(f"--jobs must be at least 1 process, got {jobs}")
-    _prepare(plan)
-    with display:
-        errors = run_all([run for run in plan.runs if read_status(run.out) != "done"], plan, jobs, display)
-    summary = compare_summary(
-        plan.name, [summary_of(run, errors.get(run.label), at_steps) for run in plan.runs]
-    )
-    _write_json(plan.out / "summary.json", summary)
-    if any((run.out / "metrics.jsonl").exists() for run in plan.runs):
-        write_report(plan.out, plan.out / "report.html")
+    with locked(plan.out):
+        _prepare(plan)
+        with display:
+            waiting = [run for run in plan.runs if read_status(run.out) != "done"]
+            errors = run_all(waiting, plan, jobs, display)
+        summary = compare_summary(
+            plan.name, [summary_of(run, errors.get(run.label), at_steps) for run in plan.runs]
+        )
+        _write_json(plan.out / "summary.json", summary)
+        if any((run.out / "metrics.jsonl").exists() for run in plan.runs):
+            write_report(plan.out, plan.out / "report.html")
     return summary
 
 
 def _prepare(plan: Plan) -> None:
-    """Keep the recipe beside the runs, and clear runs that left no checkpoint to go on from."""
-    try:
-        plan.out.mkdir(parents=True, exist_ok=True)
-        (plan.out / "recipe.toml").write_bytes(plan.recipe_bytes)
-    except OSError as error:
-        raise UserError(f"--out {plan.out} cannot be written: {error.strerror}; name another") from None
-    for run in plan.runs:
-        if read_status(run.out) != "done" and run.out.exists() and not list_steps(run.out / "checkpoints"):
-            shutil.rmtree(run.out)
+    """Keep the recipe beside the runs, and clear runs that left no checkpoint to go on from.
+
+    A run that a process still works on (a worker whose parent was killed, a --resume by hand) is refused
+    before anything is changed.
+    """
+    begun = [run.out for run in plan.runs if read_status(run.out) != "done" and run.out.exists()]
+    with ExitStack() as stack:
+        for out in begun:
+            stack.enter_context(locked(out))
+        try:
+            (plan.out / "recipe.toml").write_bytes(plan.recipe_bytes)
+        except OSError as error:
+            raise UserError(f"--out {plan.out} cannot be written: {error.strerror}; name another") from None
+        for out in begun:
+            if not list_steps(out / "checkpoints"):
+                shutil.rmtree(out)
 
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -1,15 +1,11 @@
 """The training loop: build the parts, run the steps, keep what must not be lost."""
 
 import json
-import resource
-import signal
-import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -21,21 +17,18 @@ from thinwire.models.load import LoadedModel, load_model
 from thinwire.train import checkpoint
 from thinwire.train.anchor import AnchorState, initial_anchor_state
 from thinwire.train.check import notes
+from thinwire.train.clock import peak_rss_bytes
 from thinwire.train.config import Recipe
+from thinwire.train.failures import cleared_on_failure, explained, is_out_of_memory, resumable, told
+from thinwire.train.locks import locked
 from thinwire.train.parts import build, dropped_note, model_facts, save_model
 from thinwire.train.progress import Observer
 from thinwire.train.rollout import sample_rows, validate
 from thinwire.train.rundir import RunDir, commit, environment
+from thinwire.train.signals import Stop, finish_step_on_signal
 from thinwire.train.steering import control_series, settings_of, steer
 from thinwire.train.step import Parts, StepResult, run_step
 from thinwire.train.summary import run_summary
-
-
-@dataclass
-class _Stop:
-    """Set by the first Ctrl-C: the step at hand is finished, then the run stops at its boundary."""
-
-    asked: bool = False
 
 
 def train(
@@ -43,33 +36,50 @@ def train(
 ) -> dict[str, Any]:
     """Run (or resume) a recipe in directory `out` and return the run's summary.
 
-    Raises UserError for wrong input and RunFailure when the run had to stop; Ctrl-C gives a summary with
-    status "interrupted" and a checkpoint at the last whole step.
+    Raises UserError for wrong input and RunFailure when the run had to stop. Ctrl-C, SIGTERM and SIGHUP
+    give a summary with status "interrupted" and a checkpoint at the last whole step; a second Ctrl-C raises
+    KeyboardInterrupt, whose text says how to go on from the last checkpoint.
     """
-    run = RunDir(out)
+    if resume and not (out / "config.toml").exists():
+        raise UserError(f"--resume: {out} holds no run; start one with --out {out}")
     loaded = load_model(recipe.model)
     parts = build(recipe, loaded)
-    tree = _taken_up(run, parts, loaded) if resume else _fresh(run, parts, loaded, arm)
+    with locked(out):  # only now: a recipe that cannot run makes no directory
+        run = RunDir(out)
+        tree = _taken_up(run, parts, loaded) if resume else _fresh(run, parts, loaded, arm)
+        return _train(parts, run, loaded, arm, tree, observer)
+
+
+def _train(
+    parts: Parts, run: RunDir, loaded: LoadedModel, arm: str | None, tree: checkpoint.Tree, observer: Observer
+) -> dict[str, Any]:
+    """All steps from `tree` on, and the summary, however they end."""
+    recipe = parts.recipe
     observer.start(arm or recipe.name, tree.progress.step + 1, recipe.steps)
     for note in [*notes(recipe, loaded.model.config), *dropped_note(parts)]:
         observer.message(note)
-    status, stand = "failed", _Stand(tree.anchor, tree.progress)
-    with _finish_step_on_interrupt() as stop:
+    stand = _Stand(tree.anchor, tree.progress)
+    with finish_step_on_signal() as stop:
         try:
             status = _run_steps(_Run(parts, run, loaded, observer, stop), stand)
-        except OSError as error:
-            raise RunFailure(f"{out}: {error.strerror or error}; {_resumable(run)}") from error
-        finally:
+            summary = _write_summary(run, recipe, arm, status, stand.progress.seconds)
+        except BaseException as error:
+            status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             with suppress(OSError):
-                summary = _write_summary(run, recipe, arm, status, stand.progress.seconds)
+                _write_summary(run, recipe, arm, status, stand.progress.seconds)
+            if isinstance(error, OSError) or is_out_of_memory(error):
+                raise told(error, str(run.path), resumable(run)) from error
+            if isinstance(error, KeyboardInterrupt):
+                raise KeyboardInterrupt(f"stopped within a step; {resumable(run)}") from None
+            raise
     observer.finish(summary)
     return summary
 
 
 def _fresh(run: RunDir, parts: Parts, loaded: LoadedModel, arm: str | None) -> checkpoint.Tree:
-    run.create(
-        parts.recipe, environment(parts.recipe, arm, str(parts.engine.device)), model_facts(parts, loaded)
-    )
+    facts = environment(parts.recipe, arm, str(parts.engine.device))
+    with cleared_on_failure(run.path):
+        run.create(parts.recipe, facts, model_facts(parts, loaded))
     return _beginning(parts)
 
 
@@ -81,8 +91,6 @@ def _beginning(parts: Parts) -> checkpoint.Tree:
 
 def _taken_up(run: RunDir, parts: Parts, loaded: LoadedModel) -> checkpoint.Tree:
     """The newest checkpoint loaded, later lines cut; a run stopped before its first one starts over."""
-    if not (run.path / "config.toml").exists():
-        raise UserError(f"--resume: {run.path} holds no run; start one with --out {run.path}")
     _refuse_other_weights(run, loaded)
     steps = checkpoint.list_steps(run.checkpoints)
     tree = beginning = _beginning(parts)
@@ -96,10 +104,8 @@ def _taken_up(run: RunDir, parts: Parts, loaded: LoadedModel) -> checkpoint.Tree
             raise UserError(f"--resume: {folder} does not fit this run's model and codec ({error})") from None
     at, unlogged = tree.progress.step, tree.progress.unlogged
     run.cut_after(at if at else -1)
-    if unlogged:
+    if unlogged:  # `_log_pending` writes its line
         run.cut_after(at - 1, [run.metrics])
-        run.append(run.metrics, unlogged)
-        tree = replace(tree, progress=replace(tree.progress, unlogged={}))
     run.append(run.events, {"step": at, "event": "resumed", "commit": commit()})
     return tree
 
@@ -139,29 +145,25 @@ class _Run:
     dir: RunDir
     loaded: LoadedModel
     observer: Observer
-    stop: _Stop
+    stop: Stop
 
 
 def _run_steps(run: _Run, stand: _Stand) -> str:
     """All remaining steps; keeps `stand` at the last whole one; returns "done" or "interrupted"."""
     recipe = run.parts.recipe
     settings = settings_of(run.parts, stand.progress)
-    if stand.progress.step == 0:
-        stand.progress = _first_validation(run, stand.progress)
+    with explained(f"{run.dir.path}: before step {stand.progress.step + 1}", lambda: resumable(run.dir)):
+        if stand.progress.step == 0:
+            stand.progress = _first_validation(run, stand.progress)
+        if stand.progress.unlogged:
+            stand.progress = _log_pending(run, stand.progress)
     for step in range(stand.progress.step + 1, recipe.steps + 1):
         started = time.perf_counter()
         result = _step_or_refuse(run, stand, step, settings)
         metrics = _step_metrics(run.parts, result, step, settings, stand.progress)
         stand.anchor, stand.progress = result.anchor, _advanced(stand.progress, step, metrics)
         stand.progress, decision = steer(run.parts, stand.progress, metrics)
-        try:
-            stand.progress = _logged(run, result, metrics, stand.progress)
-            for event in decision.events if decision else ():
-                run.dir.append(run.dir.events, event)
-        except OSError:
-            with suppress(OSError):
-                _save(run, stand.anchor, replace(stand.progress, unlogged=metrics))
-            raise
+        _log_or_keep(run, stand, result, metrics, decision.events if decision else ())
         seconds = stand.progress.seconds + time.perf_counter() - started
         stand.progress = replace(stand.progress, seconds=seconds)
         every, last = recipe.checkpoint.every, step == recipe.steps or run.stop.asked
@@ -178,29 +180,35 @@ def _run_steps(run: _Run, stand: _Stand) -> str:
 
 
 def _step_or_refuse(run: _Run, stand: _Stand, step: int, settings: Settings) -> StepResult:
-    """One step; a bad number or a bad reward ends the run with the last whole step on disk."""
-    before = _backup(run.parts)
-    try:
-        return run_step(run.parts, step, settings, stand.anchor)
-    except NonFinite as error:
+    """One step; what fails in it ends the run with the last whole step on disk."""
+    before: Mapping[str, Tensor] | None = None
+    updates = _num_updates(run.parts)
+
+    def keep(error: Exception) -> None:
         if before is not None:
             run.parts.engine.load_state(before)
-        if before is not None or error.series != "actor/weights":
+        if before is not None or _num_updates(run.parts) == updates:
             _save(run, stand.anchor, stand.progress)
-        run.dir.append(run.dir.events, {"step": step, "event": "non_finite", "series": error.series})
-        raise RunFailure(
-            f"step {step} refused: {error.series} was the first series that is not finite ({error}); "
-            f"{_resumable(run.dir)}"
-        ) from None
-    except UserError as error:
-        _save(run, stand.anchor, stand.progress)
-        raise UserError(f"step {step}: {error}; {_resumable(run.dir)}") from None
+        if isinstance(error, NonFinite):
+            run.dir.append(run.dir.events, {"step": step, "event": "non_finite", "series": error.series})
+
+    with explained(f"step {step}", lambda: resumable(run.dir), keep):
+        before = _backup(run.parts)
+        return run_step(run.parts, step, settings, stand.anchor)
+
+
+def _num_updates(parts: Parts) -> float:
+    """Updates of the weights so far, as AdamW counts them (its fused kernel bumps no version of a tensor)."""
+    state = parts.engine.state().items()
+    return next((float(count) for name, count in state if name.startswith("adamw.step.")), 0.0)
 
 
 def _first_validation(run: _Run, progress: checkpoint.Progress) -> checkpoint.Progress:
     try:
         return _validated(run, progress, {"step": 0})
-    except NonFinite:
+    except NonFinite as error:
+        if error.series != "rollout_logprobs":
+            raise
         raise UserError(
             f"model.path = {run.parts.recipe.model.path!r} gives logits that are not finite"
         ) from None
@@ -218,9 +226,20 @@ def _refuse_to_go_on(run: _Run, stand: _Stand, reason: str) -> None:
         return
     _save(run, stand.anchor, stand.progress)
     run.dir.append(run.dir.events, {"step": stand.progress.step, "event": "stopped", "reason": reason})
-    raise RunFailure(
-        f"step {stand.progress.step}: stopped by the controller, {reason}; {_resumable(run.dir)}"
-    )
+    raise RunFailure(f"step {stand.progress.step}: stopped by the controller, {reason}; {resumable(run.dir)}")
+
+
+def _log_pending(run: _Run, progress: checkpoint.Progress) -> checkpoint.Progress:
+    """Log the last step of a run that ended in doing so, validation included."""
+    metrics, progress = dict(progress.unlogged), replace(progress, unlogged={})
+    if "val/score" in metrics or not _validation_due(run.parts.recipe, progress.step):
+        run.dir.append(run.dir.metrics, metrics)
+        return progress
+    return _validated(run, progress, metrics)
+
+
+def _validation_due(recipe: Recipe, step: int) -> bool:
+    return step == recipe.steps or (recipe.validation.every > 0 and step % recipe.validation.every == 0)
 
 
 def _step_metrics(
@@ -238,6 +257,25 @@ def _step_metrics(
     }
 
 
+def _log_or_keep(
+    run: _Run,
+    stand: _Stand,
+    result: StepResult,
+    metrics: dict[str, float],
+    decided: Iterable[Mapping[str, Any]],
+) -> None:
+    """Log a whole step; where its validation or the disk fails, a checkpoint keeps its line for a resume."""
+
+    def keep(error: Exception) -> None:
+        _save(run, stand.anchor, replace(stand.progress, unlogged=metrics))
+
+    where = f"{run.dir.path}: after step {stand.progress.step}"
+    with explained(where, lambda: resumable(run.dir), keep):
+        stand.progress = _logged(run, result, metrics, stand.progress)
+        for event in decided:
+            run.dir.append(run.dir.events, event)
+
+
 def _logged(
     run: _Run, result: StepResult, metrics: dict[str, float], progress: checkpoint.Progress
 ) -> checkpoint.Progress:
@@ -246,8 +284,7 @@ def _logged(
     limit = recipe.logging.rollouts_max_megabytes * 1e6
     for row in sample_rows(result.scored, step, recipe.logging.rollouts_per_step):
         run.dir.append(run.dir.rollouts, row, limit)
-    every = recipe.validation.every
-    if step == recipe.steps or (every > 0 and step % every == 0):
+    if _validation_due(recipe, step):
         progress = _validated(run, progress, metrics)
     else:
         run.dir.append(run.dir.metrics, metrics)
@@ -275,9 +312,10 @@ def _validated(run: _Run, progress: checkpoint.Progress, metrics: dict[str, floa
 
 def _backup(parts: Parts) -> Mapping[str, Tensor] | None:
     """A copy of the engine's state, only where a later tick of a step may be refused after an earlier one
-    was applied; with one tick a step the refused step has changed nothing."""
+    or the anchor's merge was applied; else the refused step has changed nothing."""
     mini = parts.recipe.rl.mini_batch_prompts
-    if mini == 0 or mini >= parts.recipe.sampling.prompts:
+    one_tick = mini == 0 or mini >= parts.recipe.sampling.prompts
+    if one_tick and parts.recipe.anchor.merge_alpha == 1.0:
         return None
     return {name: tensor.clone() for name, tensor in parts.engine.state().items()}
 
@@ -285,37 +323,3 @@ def _backup(parts: Parts) -> Mapping[str, Tensor] | None:
 def _save(run: _Run, anchor: AnchorState, progress: checkpoint.Progress) -> None:
     tree = checkpoint.Tree(run.parts.engine.state(), anchor, progress)
     checkpoint.save(run.dir.checkpoints, tree, run.parts.recipe.checkpoint.keep)
-
-
-def _resumable(run: RunDir) -> str:
-    steps = checkpoint.list_steps(run.checkpoints)
-    where = f"from step {steps[-1]}" if steps else "from the start"
-    return f"resume {where} with: thinwire train --resume {run.path}"
-
-
-def peak_rss_bytes() -> float:
-    """Peak resident memory of this process, bytes (ru_maxrss is KiB on Linux, bytes on macOS)."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return float(peak if sys.platform == "darwin" else peak * 1024)
-
-
-@contextmanager
-def _finish_step_on_interrupt() -> Iterator[_Stop]:
-    """The first SIGINT or SIGTERM asks for a stop at the step boundary; a second SIGINT ends at once."""
-    stop = _Stop()
-
-    def ask(signum: int, frame: FrameType | None) -> None:
-        if stop.asked and signum == signal.SIGINT:
-            raise KeyboardInterrupt
-        stop.asked = True
-
-    try:
-        previous = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    except ValueError:  # not the main thread: signals stay with whoever owns them
-        yield stop
-        return
-    try:
-        yield stop
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

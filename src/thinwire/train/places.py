@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.core.errors import UserError
+from thinwire.train.locks import is_empty
 
 RUNS = Path("runs")
 """Where runs without --out go, below the working directory."""
@@ -44,7 +45,7 @@ def refuse_used(out: Path) -> None:
     """A new run starts in a new or empty directory."""
     if out.exists() and not out.is_dir():
         raise UserError(f"--out {out} is a file; name a directory")
-    if out.is_dir() and any(out.iterdir()):
+    if out.is_dir() and not is_empty(out):
         holds_run = (out / "config.toml").is_file()
         way_out = f"holds a run; go on with --resume {out}, or" if holds_run else "is not empty;"
         raise UserError(f"--out {out} {way_out} name another directory")

@@ -13,6 +13,8 @@ from typing import Any, Protocol, Self, TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from thinwire.train.streams import forgiving
+
 LINE_SECONDS = 5.0
 """Least seconds between two plain lines of one run."""
 
@@ -67,8 +69,11 @@ class NullObserver:
 
 
 def make_display(stream: TextIO | None = None) -> Display:
-    """Bars when the stream (default stderr) is a terminal that can redraw a line, plain lines otherwise."""
-    stream = stream or sys.stderr
+    """Bars when the stream (default stderr) is a terminal that can redraw a line, plain lines otherwise.
+
+    A stream that cannot be written any more shows nothing; the run goes on.
+    """
+    stream = forgiving(stream or sys.stderr)
     console = Console(file=stream)
     return (
         BarDisplay(console) if console.is_terminal and not console.is_dumb_terminal else LineDisplay(stream)

@@ -3,6 +3,7 @@
 Letters: B rows.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from thinwire.core.errors import NonFinite
 from thinwire.engines.batch import Rows
 from thinwire.rl.advantages import group_advantages, num_equal_groups
 from thinwire.sampling.base import Rollouts, Sampler, SamplingConfig
@@ -63,6 +65,25 @@ def score(work: Workload, problems: Sequence[Problem], rollouts: Rollouts, group
     return Scored(problems, rollouts, responses, scores, group_size)
 
 
+def refuse_scores(
+    scored: Scored, advantages: Sequence[float] = (), series: str = "critic/score/mean"
+) -> None:
+    """NonFinite, with the row of the largest score, unless the mean (as `series`) and every advantage are
+    finite in fp32: an infinite score would make its whole group equal and teach nothing, unseen."""
+    value_B = scored.values()
+    readings = {
+        series: float(value_B.mean()),
+        "critic/advantages/max": max(advantages, default=0.0),
+        "critic/advantages/min": min(advantages, default=0.0),
+    }
+    for name, value in readings.items():
+        if not math.isfinite(value):
+            row = int(torch.where(value_B.isnan(), math.inf, value_B.abs()).argmax())
+            problem, number = scored.problems[row // scored.group_size], scored.scores[row].value
+            answer = scored.responses[row][:60]
+            raise NonFinite(name, value, f", score {number:g} of problem {problem.id!r}, answer {answer!r}")
+
+
 def to_rows(scored: Scored, standardise: bool) -> Rows:
     """The rows the trainer sees, with group advantages."""
     advantages = group_advantages(scored.values(), scored.group_size, standardise=standardise)
@@ -109,7 +130,9 @@ def validate(
         update={"temperature": 0.0, "top_p": 1.0, "top_k": 0, "group_size": 1, "batch_rows": batch_rows}
     )
     rollouts = roll_out(work, sampler, problems, greedy, seed=0, step=0)
-    return float(score(work, problems, rollouts, 1).values().mean())
+    scored = score(work, problems, rollouts, 1)
+    refuse_scores(scored, series="val/score")
+    return float(scored.values().mean())
 
 
 def sample_rows(scored: Scored, step: int, num: int) -> list[dict[str, Any]]:

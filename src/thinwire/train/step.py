@@ -32,7 +32,7 @@ from thinwire.train.losses import (
     total_denominator,
 )
 from thinwire.train.probe import Held, Probed, dense_probe, greedy_score
-from thinwire.train.rollout import Scored, Workload, roll_out, rollout_series, score, to_rows
+from thinwire.train.rollout import Scored, Workload, refuse_scores, roll_out, rollout_series, score, to_rows
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,7 @@ def run_step(parts: Parts, step: int, settings: Settings, anchor: slow.AnchorSta
         with clock.phase("reward"):
             scored = score(parts.work, problems, rollouts, recipe.sampling.group_size)
             rows = to_rows(scored, recipe.rl.standardise)
+            refuse_scores(scored, rows.advantages)
         ticks = micro_batches(parts, rows)
         batches = [batch for tick in ticks for batch in tick]
         with clock.phase("anchor"):

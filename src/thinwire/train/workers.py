@@ -11,17 +11,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import IO, Any
 
 from thinwire.train.checkpoint import list_steps
 from thinwire.train.config import Recipe
 from thinwire.train.places import read_object, read_status
 from thinwire.train.progress import Display, Observer
+from thinwire.train.signals import PARENT, counted_signals
 from thinwire.train.summary import run_summary
 
 _POLL_SECONDS = 0.3
@@ -55,13 +54,13 @@ class Plan:
 def run_all(waiting: list[PlannedRun], plan: Plan, jobs: int, display: Display) -> dict[str, str]:
     """Run all of them, `jobs` at a time; the last words of those that failed, by label.
 
-    The first SIGINT, SIGTERM or SIGHUP is passed on to every run, which stops at its step boundary; a
-    second one kills them. No run outlives this call.
+    The first SIGINT, SIGTERM or SIGHUP asks every run to stop at its step boundary; a second one kills them.
+    No run outlives this call; one whose parent is killed stops at its step boundary too.
     """
     running: list[_Worker] = []
     errors: dict[str, str] = {}
     passed_on = 0
-    with _counted_signals() as received:
+    with counted_signals() as received:
         try:
             while running or (waiting and not received):
                 while waiting and not received and len(running) < jobs:
@@ -69,7 +68,7 @@ def run_all(waiting: list[PlannedRun], plan: Plan, jobs: int, display: Display) 
                 time.sleep(_POLL_SECONDS)
                 if len(received) > passed_on:
                     for worker in running:
-                        worker.stop(signal.SIGKILL if passed_on else signal.SIGINT)
+                        worker.stop(signal.SIGKILL if passed_on else signal.SIGTERM)
                     passed_on = len(received)
                 for worker in [worker for worker in running if worker.is_over()]:
                     running.remove(worker)
@@ -78,28 +77,6 @@ def run_all(waiting: list[PlannedRun], plan: Plan, jobs: int, display: Display) 
             for worker in running:
                 worker.stop(signal.SIGKILL)
     return errors
-
-
-@contextmanager
-def _counted_signals() -> Iterator[list[int]]:
-    """Signals that ask to stop, in the order received. An exception in their place could hit between the
-    start of a process and the note of it, and leave the process behind."""
-    received: list[int] = []
-
-    def note(signum: int, frame: FrameType | None) -> None:
-        received.append(signum)
-
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    try:
-        previous = {number: signal.signal(number, note) for number in numbers}
-    except ValueError:  # not the main thread: signals stay with whoever owns them
-        yield received
-        return
-    try:
-        yield received
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 class _Worker:
@@ -113,13 +90,14 @@ class _Worker:
         observer.start(run.label, self._first_step, run.recipe.steps)
         self._log_path = run.out.with_suffix(".log")
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        self._stopped_by: list[int] = []
         self._log: IO[bytes] = self._log_path.open("wb")
         self._process = subprocess.Popen(
             worker_command(run, plan, resume=bool(steps)),
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", PARENT: str(os.getpid())},
             process_group=0,  # Ctrl-C reaches the parent only, which passes it on once
         )
 
@@ -133,17 +111,21 @@ class _Worker:
 
     def stop(self, number: signal.Signals) -> None:
         if self._process.poll() is None:
+            self._stopped_by.append(number)
             self._process.send_signal(number)
 
     def close(self) -> dict[str, str]:
         """The run's label and last line of stderr if it failed."""
         self._log.close()
         code = self._process.returncode
-        if code in (0, 130):
+        stopped = code == 130 or -code in self._stopped_by  # the latter before its first step, or at once
+        if stopped or (code == 0 and read_status(self.run.out) == "done"):
             self._observer.finish(summary_of(self.run, None))
             return {}
         lines = self._log_path.read_text(errors="replace").strip().splitlines()
         ended = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+        if code == 0:  # os._exit in a reward, for one
+            ended = "the process ended before its run did (exit status 0)"
         error = lines[-1] if lines and code > 0 else ended
         self._observer.message(f"failed: {error} (log: {self._log_path})")
         self._observer.finish(summary_of(self.run, error))
