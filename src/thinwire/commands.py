@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from thinwire.core.errors import UserError
-from thinwire.train.places import did_you_mean, find_recipe, latest_run, new_out, recorded_arm, refuse_used
+from thinwire.train.places import (
+    did_you_mean,
+    find_recipe,
+    latest_run,
+    new_out,
+    read_object,
+    recorded_arm,
+    refuse_used,
+)
 
 if TYPE_CHECKING:
     from thinwire.train.config import Recipe
@@ -71,6 +79,10 @@ def resume(options: argparse.Namespace) -> Result:
         refuse_other_recipe(out, load_recipe(find_recipe(options.recipe), options.settings, arm))
     else:
         refuse_other_recipe(out, load_recipe(config, options.settings))
+    summary = read_object(out / "summary.json")
+    if summary.get("status") == "done":
+        page = out / "report.html"
+        return Result(summary | _paths(out, page), f"{out}: done already, nothing is left to resume")
     return _run(recipe, out, arm, resume=True)
 
 

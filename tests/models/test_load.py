@@ -281,3 +281,41 @@ def test_settings_are_checked_before_anything_is_read():
     if not torch.cuda.is_available():
         with pytest.raises(UserError, match=r"model\.device='cuda'"):
             load("embedded", device="cuda")
+
+
+def test_weights_of_more_blocks_than_the_configuration_has_are_refused(tmp_path):
+    save_tiny(tmp_path, layers=3)
+    edit_json(tmp_path / "config.json", num_hidden_layers=2)
+    refused(tmp_path, "9 weights of blocks", "model.layers.2.", "num_hidden_layers")
+
+
+def test_a_tokenizer_past_the_embeddings_is_refused_but_for_its_padding(tmp_path):
+    save_tiny(tmp_path, vocab=32)
+    tiny_tokenizer(40).save_pretrained(tmp_path)
+    refused(tmp_path, "8 tokens past the 32 embeddings")
+    tokenizer = tiny_tokenizer(32)
+    tokenizer.add_special_tokens({"pad_token": "<padding>"})
+    assert len(tokenizer) == 33
+    tokenizer.save_pretrained(tmp_path)
+    assert load(tmp_path).pad_id < 32
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("hidden_size", "wide"),
+        ("num_attention_heads", 0),
+        ("num_hidden_layers", None),
+        ("vocab_size", [64]),
+        ("hidden_act", "no-such"),
+        ("rope_parameters", 3),
+        ("model_type", 5),
+    ],
+)
+def test_a_configuration_of_wrong_types_is_one_line(tmp_path, key, value):
+    save_tiny(tmp_path)
+    edit_json(tmp_path / "config.json", **{key: value})
+    with pytest.raises(UserError) as caught:
+        load(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert str(tmp_path) in str(caught.value)

@@ -136,3 +136,12 @@ def test_a_model_that_does_more_between_its_blocks_is_refused():
     model.get_output_embeddings = lambda: inner
     with pytest.raises(UserError, match="do not reproduce"):
         split(model, 2)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_named_as_such(value):
+    model = tiny_model("llama")
+    with torch.no_grad():
+        model.model.layers[1].mlp.down_proj.weight[0, 0] = value
+    with pytest.raises(UserError, match="logits are not finite"):
+        split(model, 2)

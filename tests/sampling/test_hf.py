@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tests.tiny import FAMILIES, tiny_model
-from thinwire.core.errors import NonFinite
+from thinwire.core.errors import NonFinite, UserError
 from thinwire.models.load import quiet_transformers
 from thinwire.sampling.base import Rollouts, SamplingConfig
 from thinwire.sampling.distribution import inverse_cdf, log_distribution
@@ -209,6 +209,8 @@ def test_rows_are_groups_in_order_and_no_prompt_gives_no_row():
     assert rollouts.sample == list(range(8))
     assert len(rollouts) == 8
     assert len(draw(make_sampler(), [])) == 0
+    with pytest.raises(UserError, match="token 9999, but the model has"):
+        draw(make_sampler(), [[9999]])
     with pytest.raises(ValueError, match="no empty prompt"):
         draw(make_sampler(), [[5], []])
     with pytest.raises(ValueError, match="got 1"):

@@ -4,9 +4,11 @@ import json
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config
 
-from tests.tiny import save_tiny, tiny_model
+from tests.tiny import FAMILIES, save_tiny, tiny_config, tiny_model
 from thinwire.core.errors import UserError
+from thinwire.models.layout import refuse_unsplittable
 from thinwire.models.load import MetaModel
 from thinwire.train.check import block_activations, check, describe, human, memory, shipped_config, wire
 from thinwire.train.config import load_recipe, resolve
@@ -162,3 +164,28 @@ def test_bytes_are_shown_in_powers_of_a_thousand():
         "10.17 GB",
         "2000.00 TB",
     ]
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (GPT2Config(n_layer=2, n_embd=32, n_head=2), "which has no `model.layers`"),
+        (Gemma2Config(num_hidden_layers=26), "whose stages do not reproduce the whole model"),
+    ],
+)
+def test_an_architecture_that_cannot_be_split_fails_in_the_check_as_it_would_in_a_run(
+    tmp_path, config, words
+):
+    """Gemma-2 scales its embeddings within the decoder, so a stage that starts later would scale again."""
+    config.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=words):
+        check(resolve({"model": {"path": str(tmp_path), "stages": 2, "attention": "eager"}}))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_small_twin_of_a_supported_family_passes_and_draws_nothing(family):
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(tiny_config(family, layers=4, hidden=64))
+    before = torch.get_rng_state()
+    refuse_unsplittable(model)
+    assert torch.get_rng_state().equal(before)

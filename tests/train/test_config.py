@@ -1,11 +1,13 @@
 """Recipes: what resolves, what is refused in one line that names field, value and way out."""
 
+from pathlib import Path
+
 import pytest
 
 from thinwire.core.errors import UserError
 from thinwire.train.compare import differences
 from thinwire.train.config import dump_toml, load_recipe, parse_overrides, read_toml, resolve
-from thinwire.train.places import find_recipe
+from thinwire.train.places import find_recipe, new_out
 
 RECIPES = ("demo", "learning-rate-zero", "smollm2-one-digit", "smollm2-gsm8k", "qwen2.5-math-1.5b")
 PROBLEMS = {"task": {"name": "problems", "problems": "file.jsonl"}}
@@ -173,3 +175,62 @@ def test_an_arm_that_is_no_table_is_refused():
 
 def test_a_codec_setting_without_a_name_is_a_setting_of_exact_k():
     assert resolve({}, ["--codec.keep=5"]).codec.keep == 5
+
+
+def test_another_number_of_stages_drops_boundaries_that_belong_to_the_old_one():
+    raw = {"model": {"stages": 2, "boundaries": [5]}}
+    assert resolve(raw).model.boundaries == (5,)
+    assert resolve(raw, ["--model.stages=3"]).model.boundaries is None
+    assert resolve(raw, ["--model.stages=2"]).model.boundaries == (5,)
+    assert resolve(raw, ["--model.stages=3", "--model.boundaries=[1,3]"]).model.boundaries == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("override", "field"),
+    [("--steps=true", "steps"), ("--codec.keep=true", "codec.keep"), ("--rl.clip_low=false", "rl.clip_low")],
+)
+def test_an_on_off_value_is_no_number(override, field):
+    assert refused({}, override).startswith(f"{field} = {override.partition('=')[2]} is not valid")
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("--learning_rate=1", "optimizer.learning_rate"),
+        ("--group_sise=4", "sampling.group_size"),
+        ("--model.keep=2", "codec.keep"),
+        ("--cadence=5", "anchor.cadence"),
+    ],
+)
+def test_a_key_of_another_table_is_named_in_full(override, hint):
+    assert f"did you mean {hint}?" in refused({}, override)
+
+
+def test_text_settings_take_numbers_and_a_mistake_in_an_arm_names_it():
+    assert resolve({}, ["--name=5"]).name == "5"
+    raw = {"arms": {"a": {"codec": {"kep": 3}}}}
+    assert refused(raw, arm="a").startswith("arm a: unknown key codec.kep")
+    assert "arms must be tables" in refused({"arms": 3}, arm="a")
+    assert "it has none" in refused({}, arm="a")
+
+
+def test_a_very_deep_recipe_and_one_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "deep.toml").write_text("a = " + "[" * 20_000)
+    with pytest.raises(UserError, match="too deep"):
+        load_recipe(tmp_path / "deep.toml")
+    (tmp_path / "mark.toml").write_bytes(b"\xef\xbb\xbfsteps = 3\n")
+    assert load_recipe(tmp_path / "mark.toml").steps == 3
+
+
+def test_a_name_never_leaves_the_folder_of_runs():
+    assert new_out("../../esc") == Path("runs/esc-1")
+    assert new_out("/") == Path("runs/run-1")
+    assert new_out("a b/c") == Path("runs/a-b-c-1")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf"])
+@pytest.mark.parametrize(
+    "key", ["rl.entropy_coefficient", "sampling.temperature", "optimizer.learning_rate", "sampling.top_p"]
+)
+def test_numbers_that_are_not_finite_are_refused(key, value):
+    assert refused({}, f"--{key}={value}").startswith(f"{key} = {value} is not valid")

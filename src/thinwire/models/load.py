@@ -23,6 +23,12 @@ from transformers.utils import logging as transformers_logging
 
 from thinwire.core.errors import UserError
 from thinwire.models.assets import EMBEDDED
+from thinwire.models.refusals import (
+    refuse_bidirectional,
+    refuse_dropped_blocks,
+    refuse_large_tokenizer,
+    refuse_unfit_weights,
+)
 from thinwire.models.sources import Source, as_user_errors, refuse_missing_weights, resolve_source
 
 # End-of-turn tokens of the chat templates of SmolLM/Qwen (ChatML), Llama 3, Gemma, Phi and others. A base
@@ -96,11 +102,13 @@ def load_model(config: ModelConfig) -> LoadedModel:
         refuse_missing_weights(source, config.path)
         model_config = _checked_config(source, config)
         model, info = _load_weights(source, model_config, config)
-        _refuse_unfit_weights(info, config.path)
+        refuse_unfit_weights(info, config.path)
+        refuse_dropped_blocks(info, config.path)
         tokenizer = AutoTokenizer.from_pretrained(
             source.location, trust_remote_code=False, **source.arguments
         )
-        _refuse_bidirectional(model, config.path)
+        refuse_large_tokenizer(model, tokenizer, config.path)
+        refuse_bidirectional(model, config.path)
         if config.gradient_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
             # It also hooks the embeddings, for frozen ones; ours train, and hooks make the sampler refuse.
@@ -123,7 +131,7 @@ def load_config_only(config: ModelConfig) -> MetaModel:
         model_config = _checked_config(source, config)
         with torch.device("meta"):
             model = _build(model_config, config)
-        _refuse_bidirectional(model, config.path)
+        refuse_bidirectional(model, config.path)
     embeddings = {
         id(module.weight): module.weight.numel()
         for module in (model.get_input_embeddings(), model.get_output_embeddings())
@@ -251,21 +259,6 @@ def _load_weights(source: Source, model_config: Any, config: ModelConfig) -> tup
     return model, info
 
 
-def _refuse_unfit_weights(info: dict[str, Any], path: str) -> None:
-    """transformers fills what does not fit with random numbers and only prints a report."""
-    if info["missing_keys"]:
-        raise UserError(
-            f"model.path={path!r} lacks {len(info['missing_keys'])} weights of its architecture, the first "
-            f"is {min(info['missing_keys'])}; they would be random: complete the folder"
-        )
-    if info["mismatched_keys"]:
-        name, found, expected = min(info["mismatched_keys"])
-        raise UserError(
-            f"model.path={path!r} holds {name} as {tuple(found)}, its config.json says {tuple(expected)}; "
-            "take both from one model"
-        )
-
-
 def _gguf_tensors(file: Path, empty: Any, config: ModelConfig) -> dict[str, Tensor]:
     """The weights of a GGUF file, dequantised, under the names of transformers.
 
@@ -280,15 +273,6 @@ def _gguf_tensors(file: Path, empty: Any, config: ModelConfig) -> dict[str, Tens
         )
     tensors: dict[str, Tensor] = parsed["tensors"]
     return tensors
-
-
-def _refuse_bidirectional(model: torch.nn.Module, path: str) -> None:
-    """BERT-like encoders have a causal class too, but see the future unless made decoders."""
-    if any(getattr(module, "is_causal", True) is False for module in model.modules()):
-        raise UserError(
-            f"model.path={path!r} attends to later tokens, so it is not a decoder-only causal language "
-            "model; use one such as Llama, Qwen or SmolLM"
-        )
 
 
 def _find_pad_id(model: Any, tokenizer: Any, eos_ids: frozenset[int]) -> int:

@@ -138,6 +138,11 @@ def _stage_function(module: nn.Module, *, first: bool) -> Callable[[Tensor], Ten
 def _verify(model: Any, stages: Stages) -> None:
     ids = torch.arange(4, device=model.device)[None] % model.config.vocab_size
     expected = model(input_ids=ids, use_cache=False).logits
+    if not expected.isfinite().all():
+        raise UserError(
+            "model.path holds a model whose logits are not finite: its weights hold NaN or inf, or "
+            f"overflow in {expected.dtype}; take other weights or another model.dtype"
+        )
     got = stages.head(stages.forward(ids, None))
     if not torch.equal(expected, got):
         raise UserError(

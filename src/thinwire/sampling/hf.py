@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
+from thinwire.core.errors import UserError
 from thinwire.core.keys import Stream, TokenKeys, uniforms
 from thinwire.sampling.base import Rollouts, SamplingConfig
 from thinwire.sampling.distribution import inverse_cdf, log_distribution, refuse_unless
@@ -96,6 +97,7 @@ class HFSampler:
             raise ValueError(
                 f"{len(prompts)} rows need as many sample ids (got {len(samples)}) and no empty prompt"
             )
+        self._refuse_unknown_tokens(prompts)
         assert_dense(self.model)
         draw = _Draw(config, seed, step, self._eos_mask())
         rows = _Responses([], [], [])
@@ -105,6 +107,15 @@ class HFSampler:
                 batch = slice(start, start + batch_rows)
                 rows.extend(self._decode(prompts[batch], samples[batch], draw))
         return Rollouts(prompts, rows.tokens, rows.logprobs, rows.finished, samples, self.version)
+
+    def _refuse_unknown_tokens(self, prompts: list[list[int]]) -> None:
+        num_embeddings = int(self.model.get_input_embeddings().weight.shape[0])
+        largest = max((max(prompt) for prompt in prompts), default=0)
+        if largest >= num_embeddings:
+            raise UserError(
+                f"a prompt holds token {largest}, but the model has {num_embeddings} embeddings; take model "
+                "and tokenizer from one source"
+            )
 
     def _decode(self, prompts: list[list[int]], samples: list[int], draw: "_Draw") -> "_Responses":
         """Responses of one batch: prefill, then one forward a token over the rows still open."""

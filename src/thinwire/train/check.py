@@ -16,6 +16,7 @@ import torch
 from thinwire.codecs import Codec
 from thinwire.core.keys import scalar_keys
 from thinwire.instruments.wire import WireShape, wire_bytes
+from thinwire.models.layout import refuse_unsplittable
 from thinwire.models.load import MetaModel, load_config_only
 from thinwire.models.stages import boundaries
 from thinwire.rl.logprobs import CHUNK_LOGIT_BYTES
@@ -34,6 +35,7 @@ def check(recipe: Recipe) -> dict[str, Any]:
     are not measured against task.max_prompt_tokens.
     """
     meta, origin = load_architecture(recipe)
+    refuse_unsplittable(meta.model)
     config = meta.model.config.get_text_config()
     width = int(config.hidden_size)
     codec = recipe.codec.at_width(width)
@@ -78,7 +80,7 @@ def shipped_config(hub_id: str) -> Path | None:
     """The package's folder with the config.json of this hub id, if it has one."""
     folder = Path(str(resources.files("thinwire").joinpath("recipes", "configs")))
     for file in sorted(folder.glob("*/config.json")):
-        if json.loads(file.read_text()).get("_name_or_path") == hub_id:
+        if json.loads(file.read_text(encoding="utf-8")).get("_name_or_path") == hub_id:
             return file.parent
     return None
 

@@ -22,6 +22,13 @@ from thinwire.codecs import CodecState
 from thinwire.core.errors import UserError
 from thinwire.train.anchor import AnchorState
 
+FORMAT = 1
+"""Of state.json and the tensors' names; a checkpoint of another format is refused."""
+
+
+class Damaged(UserError):
+    """A checkpoint folder that cannot be read whole."""
+
 
 @dataclass(frozen=True)
 class Progress:
@@ -65,11 +72,12 @@ def save(folder: Path, tree: Tree, keep: int) -> Path:
             temporary / "state.safetensors",
         )
     small = {
+        "format": FORMAT,
         "progress": asdict(tree.progress),
         "anchor_fires": tree.anchor.num_fires,
         "codec_versions": [state.version for state in tree.anchor.states],
     }
-    (temporary / "state.json").write_text(json.dumps(small, indent=1) + "\n")
+    (temporary / "state.json").write_text(json.dumps(small, indent=1) + "\n", encoding="utf-8")
     for file in temporary.iterdir():
         with file.open("rb") as stream:
             os.fsync(stream.fileno())
@@ -96,9 +104,14 @@ def list_steps(folder: Path) -> list[int]:
 
 
 def load(folder: Path) -> Tree:
-    """Read one checkpoint folder; UserError if it is not a whole one."""
+    """Read one checkpoint folder; Damaged if it is not a whole one, UserError if it has another format."""
     try:
-        small = json.loads((folder / "state.json").read_text())
+        small = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        if small["format"] != FORMAT:
+            raise UserError(
+                f"--resume: {folder} has format {small['format']!r}, this thinwire reads {FORMAT}; resume it "
+                "with the version that wrote it (environment.json)"
+            )
         tensors = load_file(folder / "state.safetensors")
         versions = small["codec_versions"]
         states = []
@@ -111,8 +124,8 @@ def load(folder: Path) -> Tree:
             raise TypeError("progress must hold a whole step and a table of settings")
         engine = {n.removeprefix("engine."): t for n, t in tensors.items() if n.startswith("engine.")}
         return Tree(engine, AnchorState(tuple(states), small["anchor_fires"]), progress)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise UserError(f"--resume: {folder} is not a whole checkpoint ({error})") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        raise Damaged(f"--resume: {folder} is not a whole checkpoint ({error})") from None
 
 
 def refuse_other_states(expected: Sequence[CodecState], got: Sequence[CodecState]) -> None:

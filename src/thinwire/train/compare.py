@@ -11,7 +11,7 @@ from typing import Any
 
 from thinwire.core.errors import UserError
 from thinwire.train.checkpoint import list_steps
-from thinwire.train.config import Recipe, load_recipe, read_toml, resolve
+from thinwire.train.config import Recipe, arm_tables, load_recipe, read_toml, resolve
 from thinwire.train.locks import is_empty, locked
 from thinwire.train.places import read_status
 from thinwire.train.progress import Display
@@ -34,7 +34,7 @@ def make_plan(
 ) -> Plan:
     """Resolve every run (no arms named = all of the recipe) and refuse an unfair or unusable comparison."""
     raw = read_toml(recipe)
-    known = raw.get("arms") or {}
+    known = arm_tables(raw)
     if not known:
         raise UserError(
             f"recipe {recipe} has no [arms.NAME] tables, so there is nothing to compare; add them"
@@ -164,5 +164,5 @@ def _prepare(plan: Plan) -> None:
 
 def _write_json(path: Path, value: Mapping[str, Any]) -> None:
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_text(json.dumps(value, indent=1) + "\n")
+    temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
     os.replace(temporary, path)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import tomli_w
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SerializeAsAny, ValidationError
+from pydantic.fields import FieldInfo
 
 from thinwire.codecs import CODECS, Codec, ExactK
 from thinwire.control import ControllerConfig
@@ -43,7 +44,9 @@ def _codec(value: Any) -> Any:
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, coerce_numbers_to_str=True
+    )
 
 
 class ValidationConfig(_Table):
@@ -114,35 +117,78 @@ def load_recipe(path: Path, overrides: Sequence[str] = (), arm: str | None = Non
 def read_toml(path: Path) -> dict[str, Any]:
     """The raw tables of a recipe file; relative problem paths are left to the working directory."""
     try:
-        return tomllib.loads(path.read_text())
+        return tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"recipe {path} does not exist; recipes/ holds examples") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
         raise UserError(f"recipe {path} is not a TOML file: {error}") from None
+    except RecursionError:
+        raise UserError(
+            f"recipe {path} nests its values too deep to read; a recipe has tables of keys"
+        ) from None
 
 
 def resolve(raw: Mapping[str, Any], overrides: Sequence[str] = (), arm: str | None = None) -> Recipe:
     """Validate raw tables into a Recipe; the first mistake becomes one UserError line."""
     tables = dict(raw)
     if arm is not None:
-        arms = tables.get("arms", {})
-        if not isinstance(arms, Mapping) or arm not in arms:
-            raise UserError(
-                f"arm {arm!r} is not in [arms] of the recipe{_nearest(arm, arms)}; it has {', '.join(arms)}"
-            )
-        if not isinstance(arms[arm], Mapping):
-            raise UserError(f"arms.{arm} must be a table of settings, got {arms[arm]!r}")
-        tables = lay_over(tables, arms[arm])
+        tables = lay_over(tables, _arm_table(tables, arm))
     tables = lay_over(tables, parse_overrides(overrides))
     try:
+        _refuse_booleans(tables, Recipe)
         return Recipe.model_validate(tables)
     except ValidationError as error:
-        raise UserError(_one_line(error)) from None
+        raise UserError(_of_arm(arm, _one_line(error))) from None
+    except UserError as error:
+        raise UserError(_of_arm(arm, str(error))) from None
+
+
+def _of_arm(arm: str | None, mistake: str) -> str:
+    return f"arm {arm}: {mistake}" if arm else mistake
+
+
+def arm_tables(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The recipe's [arms.NAME] tables; UserError where `arms` is something else."""
+    arms = raw.get("arms", {})
+    if not isinstance(arms, Mapping):
+        raise UserError(f"arms must be tables such as [arms.dense], got {arms!r}")
+    return arms
+
+
+def _arm_table(raw: Mapping[str, Any], arm: str) -> Mapping[str, Any]:
+    arms = arm_tables(raw)
+    if arm not in arms:
+        has = f"it has {', '.join(arms)}" if arms else "it has none"
+        raise UserError(f"arm {arm!r} is not in [arms] of the recipe{_nearest(arm, arms)}; {has}")
+    table = arms[arm]
+    if not isinstance(table, Mapping):
+        raise UserError(f"arms.{arm} must be a table of settings, got {table!r}")
+    return table
+
+
+def _refuse_booleans(tables: Mapping[str, Any], model: type[BaseModel], prefix: str = "") -> None:
+    """`true` for a number would be read as 1."""
+    for key, value in tables.items():
+        field = model.model_fields.get(key)
+        if field is None:
+            continue
+        if isinstance(value, Mapping):
+            inner = _CODECS.get(str(value.get("name", "exact-k"))) if key == "codec" else _model_of(field)
+            if inner is not None:
+                _refuse_booleans(value, inner, f"{prefix}{key}.")
+        elif isinstance(value, bool) and field.annotation is not bool:
+            raise UserError(f"{prefix}{key} = {str(value).lower()} is not valid: it is no on/off setting")
 
 
 def lay_over(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    """`top` over `base`, table by table; a [codec] with another name replaces the whole table."""
+    """`top` over `base`, table by table.
+
+    A [codec] with another name replaces the whole table, and another model.stages drops the boundaries
+    that belong to the old number.
+    """
     merged = dict(base)
+    if top.get("stages", base.get("stages")) != base.get("stages") and "boundaries" not in top:
+        merged.pop("boundaries", None)
     for key, value in top.items():
         old = merged.get(key)
         if not (isinstance(value, Mapping) and isinstance(old, Mapping)):
@@ -180,7 +226,7 @@ def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
 def _toml_value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
 
 
@@ -203,7 +249,8 @@ def _one_line(
     field = ".".join(path)
     if first["type"] == "extra_forbidden":
         known = _known_keys(path[:-1], models or {})
-        suggestion = _nearest(path[-1], known) or f"; known keys: {', '.join(known)}"
+        suggestion = _elsewhere(path[-1], 1.0) or _nearest(path[-1], known) or _elsewhere(path[-1], 0.7)
+        suggestion = suggestion or f"; known keys: {', '.join(known)}"
         return f"unknown key {field} = {first['input']!r}{suggestion}"
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, UserError):
@@ -217,8 +264,22 @@ def _known_keys(path: Sequence[str], models: Mapping[str, type[BaseModel]]) -> d
         if part in models:
             model = models[part]
             continue
-        annotation = model.model_fields[part].annotation if part in model.model_fields else None
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
+        inner = _model_of(model.model_fields[part]) if part in model.model_fields else None
+        if inner is None:
             return {}
-        model = annotation
+        model = inner
     return dict(model.model_fields)
+
+
+def _model_of(field: FieldInfo) -> type[BaseModel] | None:
+    annotation = field.annotation
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None
+
+
+def _elsewhere(name: str, cutoff: float) -> str:
+    """A hint at the table that has a key of this name, or about it (cutoff < 1)."""
+    tables = {key: _model_of(field) for key, field in Recipe.model_fields.items() if key != "codec"}
+    keys = [(inner, key) for key, model in tables.items() if model for inner in model.model_fields]
+    keys += [(inner, "codec") for kind in CODECS for inner in kind.model_fields if inner != "hidden_dim"]
+    close = difflib.get_close_matches(name, [inner for inner, _ in keys], n=1, cutoff=cutoff)
+    return f"; did you mean {dict(keys)[close[0]]}.{close[0]!s}?" if close else ""

@@ -1,6 +1,5 @@
 """The training loop: build the parts, run the steps, keep what must not be lost."""
 
-import json
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -15,16 +14,17 @@ from thinwire.core.errors import NonFinite, RunFailure, UserError
 from thinwire.instruments.mismatch import GAP_MEANS, gap_parts
 from thinwire.models.load import LoadedModel, load_model
 from thinwire.train import checkpoint
-from thinwire.train.anchor import AnchorState, initial_anchor_state
+from thinwire.train.anchor import AnchorState
+from thinwire.train.begin import fresh, taken_up
 from thinwire.train.check import notes
 from thinwire.train.clock import peak_rss_bytes
 from thinwire.train.config import Recipe
-from thinwire.train.failures import cleared_on_failure, explained, is_out_of_memory, resumable, told
+from thinwire.train.failures import explained, is_out_of_memory, resumable, told
 from thinwire.train.locks import locked
-from thinwire.train.parts import build, dropped_note, model_facts, save_model
+from thinwire.train.parts import build, dropped_note, save_model
 from thinwire.train.progress import Observer
 from thinwire.train.rollout import sample_rows, validate
-from thinwire.train.rundir import RunDir, commit, environment
+from thinwire.train.rundir import RunDir
 from thinwire.train.signals import Stop, finish_step_on_signal
 from thinwire.train.steering import control_series, settings_of, steer
 from thinwire.train.step import Parts, StepResult, run_step
@@ -46,18 +46,28 @@ def train(
     parts = build(recipe, loaded)
     with locked(out):  # only now: a recipe that cannot run makes no directory
         run = RunDir(out)
-        tree = _taken_up(run, parts, loaded) if resume else _fresh(run, parts, loaded, arm)
-        return _train(parts, run, loaded, arm, tree, observer)
+        if resume:
+            tree, damaged = taken_up(run, parts, loaded)
+        else:
+            tree, damaged = fresh(run, parts, loaded, arm), []
+        messages = [*damaged, *notes(recipe, loaded.model.config), *dropped_note(parts)]
+        return _train(parts, run, loaded, arm, tree, observer, messages)
 
 
 def _train(
-    parts: Parts, run: RunDir, loaded: LoadedModel, arm: str | None, tree: checkpoint.Tree, observer: Observer
+    parts: Parts,
+    run: RunDir,
+    loaded: LoadedModel,
+    arm: str | None,
+    tree: checkpoint.Tree,
+    observer: Observer,
+    messages: Iterable[str],
 ) -> dict[str, Any]:
     """All steps from `tree` on, and the summary, however they end."""
     recipe = parts.recipe
     observer.start(arm or recipe.name, tree.progress.step + 1, recipe.steps)
-    for note in [*notes(recipe, loaded.model.config), *dropped_note(parts)]:
-        observer.message(note)
+    for message in messages:
+        observer.message(message)
     stand = _Stand(tree.anchor, tree.progress)
     with finish_step_on_signal() as stop:
         try:
@@ -74,53 +84,6 @@ def _train(
             raise
     observer.finish(summary)
     return summary
-
-
-def _fresh(run: RunDir, parts: Parts, loaded: LoadedModel, arm: str | None) -> checkpoint.Tree:
-    facts = environment(parts.recipe, arm, str(parts.engine.device))
-    with cleared_on_failure(run.path):
-        run.create(parts.recipe, facts, model_facts(parts, loaded))
-    return _beginning(parts)
-
-
-def _beginning(parts: Parts) -> checkpoint.Tree:
-    """Where a run stands before its first step."""
-    initial = initial_anchor_state(parts.codec, parts.engine.num_boundaries, parts.recipe.seed)
-    return checkpoint.Tree({}, initial, checkpoint.Progress())
-
-
-def _taken_up(run: RunDir, parts: Parts, loaded: LoadedModel) -> checkpoint.Tree:
-    """The newest checkpoint loaded, later lines cut; a run stopped before its first one starts over."""
-    _refuse_other_weights(run, loaded)
-    steps = checkpoint.list_steps(run.checkpoints)
-    tree = beginning = _beginning(parts)
-    if steps:
-        folder = run.checkpoints / f"step-{steps[-1]}"
-        tree = checkpoint.load(folder)
-        try:
-            checkpoint.refuse_other_states(beginning.anchor.states, tree.anchor.states)
-            parts.engine.load_state(tree.engine)
-        except (KeyError, ValueError) as error:
-            raise UserError(f"--resume: {folder} does not fit this run's model and codec ({error})") from None
-    at, unlogged = tree.progress.step, tree.progress.unlogged
-    run.cut_after(at if at else -1)
-    if unlogged:  # `_log_pending` writes its line
-        run.cut_after(at - 1, [run.metrics])
-    run.append(run.events, {"step": at, "event": "resumed", "commit": commit()})
-    return tree
-
-
-def _refuse_other_weights(run: RunDir, loaded: LoadedModel) -> None:
-    """The reference policy is the model the run started from: another one would change its KL unseen."""
-    try:
-        known = json.loads((run.path / "environment.json").read_text())["model"]["fingerprint"]
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UserError(f"--resume: {run.path}/environment.json does not name the model's weights") from None
-    if known != loaded.fingerprint:
-        raise UserError(
-            f"--resume: model.path now holds other weights ({loaded.fingerprint[:20]}) than the run started "
-            f"from ({known[:20]}); give it back the old ones"
-        )
 
 
 def _write_summary(

@@ -47,7 +47,7 @@ class RlConfig(BaseModel):
     """Weight of the KL term to the reference in the loss."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Schulman's estimators of KL(current || reference); k3 is verl's low-variance KL."""
-    entropy_coefficient: float = 0.0
+    entropy_coefficient: float = Field(0.0, allow_inf_nan=False)
     """Weight of the entropy bonus (subtracted from the loss)."""
     view_alignment_weight: float = Field(0.0, ge=0)
     """lambda: minus lambda times the mean codec-view log-probability of the sampler's own tokens."""

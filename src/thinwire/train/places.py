@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 from collections.abc import Iterable
 from importlib import resources
 from pathlib import Path
@@ -34,7 +35,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def new_out(name: str) -> Path:
-    """runs/NAME-N with the first N that is free."""
+    """runs/NAME-N with the first N that is free; what could leave that folder is left out of the name."""
+    name = re.sub(r"[^\w.-]+", "-", name).strip(".-") or "run"
     number = 1
     while (RUNS / f"{name}-{number}").exists():
         number += 1
@@ -68,8 +70,8 @@ def latest_run() -> Path:
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; empty where there is none or only a part of one."""
     try:
-        value = json.loads(path.read_text())
-    except (OSError, ValueError):
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
 

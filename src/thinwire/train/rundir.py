@@ -1,5 +1,6 @@
 """A run directory: what is written where, each line flushed, nothing half-written taken for whole."""
 
+import hashlib
 import json
 import os
 import platform
@@ -35,13 +36,15 @@ class RunDir:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"--out {self.path} cannot be made: {error.strerror}") from None
-        (self.path / "config.toml").write_text(dump_toml(recipe))
-        self.write_json("environment.json", {**environment, "model": dict(model)})
+        config = dump_toml(recipe).encode()
+        (self.path / "config.toml").write_bytes(config)
+        digest = hashlib.sha256(config).hexdigest()
+        self.write_json("environment.json", {**environment, "recipe_sha256": digest, "model": dict(model)})
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Replace a JSON file in one move."""
         temporary = self.path / f".{name}.tmp"
-        temporary.write_text(json.dumps(value, indent=1) + "\n")
+        temporary.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
         os.replace(temporary, self.path / name)
 
     def append(self, file: Path, value: Mapping[str, Any], max_bytes: float | None = None) -> None:
@@ -49,7 +52,7 @@ class RunDir:
         line = json.dumps(value) + "\n"
         if max_bytes is not None and file.exists() and file.stat().st_size + len(line) > max_bytes:
             return
-        with file.open("a") as stream:
+        with file.open("a", encoding="utf-8") as stream:
             stream.write(line)
 
     def cut_after(self, step: int, files: Sequence[Path] = ()) -> None:
@@ -57,24 +60,30 @@ class RunDir:
         for file in files or (self.metrics, self.rollouts, self.events):
             if not file.exists():
                 continue
-            kept = [line for line in file.read_text().splitlines() if _step_of(line, step + 1) <= step]
+            kept = [line for line in _lines(file) if _step_of(line, step + 1) <= step]
             temporary = file.with_suffix(".tmp")
-            temporary.write_text("".join(line + "\n" for line in kept))
+            temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
             os.replace(temporary, file)
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """All whole lines of metrics.jsonl; one that a full disk cut in half is left out."""
         if not self.metrics.exists():
             return []
-        lines = self.metrics.read_text().splitlines()
-        return [json.loads(line) for line in lines if _step_of(line, -1) >= 0]
+        return [json.loads(line) for line in _lines(self.metrics) if _step_of(line, -1) >= 0]
+
+
+def _lines(file: Path) -> list[str]:
+    """Lines of a file of ours; bytes that are no text (a disk's fault) are kept visible, not fatal."""
+    return file.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def _step_of(line: str, otherwise: int) -> int:
+    """The whole number under "step", or `otherwise` where a line is none of ours."""
     try:
-        return int(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return otherwise
+    return step if isinstance(step, int) and not isinstance(step, bool) else otherwise
 
 
 def environment(recipe: Recipe, arm: str | None, device: str) -> dict[str, Any]:
