@@ -66,8 +66,8 @@ def growth_exponent(error_WD: Tensor) -> float | None:
 
     H = half the OLS slope of log m(l) on log l over lags l = 1, 2, 4, ..., <= W / 2, with
     m(l) = mean over s of |S_{s+l} - S_s|^2, the mean square displacement over all windows of l steps. For
-    independent errors of mean 0 E m(l) = l E|e|^2, so H = 1/2; for one and the same error m(l) = l^2 |e|^2, so
-    H = 1; alternating signs give less than 1/2. (The exponent of anomalous diffusion, or Hurst's.)
+    independent errors of mean 0 E m(l) = l E|e|^2, so H = 1/2; for one and the same error m(l) = l^2 |e|^2,
+    so H = 1; alternating signs give less than 1/2. (The exponent of anomalous diffusion, or Hurst's.)
     """
     num_steps = len(error_WD)
     if num_steps < MIN_WINDOW:
