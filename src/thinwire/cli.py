@@ -115,6 +115,7 @@ def _parse(
     arguments: Sequence[str],
 ) -> tuple[Callable[[argparse.Namespace], Result], argparse.Namespace]:
     """The command and its options; options.settings holds what else was given, as --key=value."""
+    _refuse_undecodable(arguments)
     parser, commands = _parsers()
     name = next((argument for argument in arguments if not argument.startswith("-")), "")
     settings: list[str] = []
@@ -123,6 +124,18 @@ def _parse(
     options = parser.parse_args(arguments)
     options.settings, options.known_options = settings, list(commands[options.command].flags)
     return commands[options.command].run, options
+
+
+def _refuse_undecodable(arguments: Sequence[str]) -> None:
+    """Bytes that are no text in this locale reach Python as surrogates, which no file of a run can hold."""
+    for argument in arguments:
+        try:
+            argument.encode("utf-8")
+        except UnicodeEncodeError:
+            encoding = sys.getfilesystemencoding()
+            raise UserError(
+                f"{argument!a} is not text in this locale ({encoding}); set PYTHONUTF8=1, or give UTF-8"
+            ) from None
 
 
 def _take_settings(arguments: Sequence[str], command: _Command) -> tuple[list[str], list[str]]:

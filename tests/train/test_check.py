@@ -10,8 +10,9 @@ from tests.tiny import FAMILIES, save_tiny, tiny_config, tiny_model
 from thinwire.core.errors import UserError
 from thinwire.models.layout import refuse_unsplittable
 from thinwire.models.load import MetaModel
-from thinwire.train.check import block_activations, check, describe, human, memory, shipped_config, wire
+from thinwire.train.check import check, describe, human, shipped_config, wire
 from thinwire.train.config import load_recipe, resolve
+from thinwire.train.memory import block_activations, memory
 from thinwire.train.places import find_recipe
 
 

@@ -153,6 +153,20 @@ def test_wrong_usage_is_one_line_that_names_field_and_way_out(recipe, capsys, tm
     assert not os.path.exists("runs")
 
 
+def test_an_argument_that_is_no_text_in_the_locale_is_refused_and_leaves_nothing(recipe, tmp_path):
+    """In the C locale without UTF-8 mode a non-ASCII name reaches Python as surrogates."""
+    environment = os.environ | {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-m", "thinwire", "train", recipe, "--name", "\u00e9", "--out", "out"]
+    done = subprocess.run(
+        [os.fsencode(word) for word in command], env=environment, capture_output=True, timeout=60
+    )
+    assert done.returncode == 2
+    assert b"is not text in this locale" in done.stderr
+    assert b"PYTHONUTF8=1" in done.stderr
+    assert done.stderr.count(b"\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_used_directory_is_refused_before_anything_is_loaded(recipe, capsys, tmp_path):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")

@@ -234,3 +234,11 @@ def test_a_name_never_leaves_the_folder_of_runs():
 )
 def test_numbers_that_are_not_finite_are_refused(key, value):
     assert refused({}, f"--{key}={value}").startswith(f"{key} = {value} is not valid")
+
+
+def test_a_rule_over_two_keys_and_a_switch_say_what_is_wrong_and_nothing_else():
+    line = refused({"sampling": {"min_new_tokens": 99, "max_new_tokens": 5}})
+    assert line.startswith("sampling.min_new_tokens must be in 0..5")
+    assert "Value error" not in line
+    line = refused({"controller": {"on": "maybe"}})
+    assert line == "controller.on = 'maybe' is not valid: it is true or false"

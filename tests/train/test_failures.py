@@ -13,7 +13,7 @@ from thinwire.core.errors import RunFailure, UserError
 from thinwire.engines.local import LocalEngine
 from thinwire.sampling.hf import HFSampler
 from thinwire.train import checkpoint, loop
-from thinwire.train.failures import is_out_of_memory
+from thinwire.train.failures import cleared_on_failure, is_out_of_memory
 
 
 def same(one, other):
@@ -182,3 +182,20 @@ def test_a_disk_that_is_full_at_the_start_names_the_directory_and_leaves_it_usab
             run(out)
     assert os.listdir(out) == []
     assert run(out)["status"] == "done"
+
+
+@pytest.mark.parametrize(
+    "fault", [KeyboardInterrupt, UnicodeEncodeError("ascii", "\u00e9", 0, 1, "no"), UserError]
+)
+def test_a_directory_whose_first_files_could_not_be_written_is_free_again(tmp_path, fault):
+    (tmp_path / "theirs").write_text("kept")
+
+    def write():
+        with cleared_on_failure(tmp_path):
+            (tmp_path / "folder").mkdir()
+            (tmp_path / "folder" / "config.toml").write_text("half")
+            raise fault
+
+    with pytest.raises(fault if isinstance(fault, type) else type(fault)):
+        write()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["theirs"]

@@ -255,7 +255,11 @@ def _one_line(
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, UserError):
         return str(cause)
-    return f"{field} = {first['input']!r} is not valid: {first['msg']}"
+    if first["type"] == "bool_parsing":
+        return f"{field} = {first['input']!r} is not valid: it is true or false"
+    if isinstance(first["input"], Mapping) and cause is not None:  # a rule over several keys of a table
+        return str(cause)
+    return f"{field} = {first['input']!r} is not valid: {cause or first['msg']}"
 
 
 def _known_keys(path: Sequence[str], models: Mapping[str, type[BaseModel]]) -> dict[str, Any]:

@@ -37,13 +37,15 @@ def explained(
 
 @contextmanager
 def cleared_on_failure(directory: Path) -> Iterator[None]:
-    """What the block puts into `directory` is removed if the disk fails, so that it can be used later."""
+    """What the block puts into `directory` is removed if it fails, so that the name can be used later."""
     before = set(directory.iterdir())
     try:
         yield
-    except OSError as error:
+    except BaseException as error:
         for entry in set(directory.iterdir()) - before:
             shutil.rmtree(entry) if entry.is_dir() else entry.unlink()
+        if not isinstance(error, OSError):
+            raise
         raise RunFailure(
             f"--out {directory} cannot be written: {error.strerror or error}; make room, or name another"
         ) from error
