@@ -50,6 +50,14 @@ def metrics(arm: str, seed: int, num_steps: int) -> list[dict[str, Any]]:
             "actor/pg_clipfrac": noisy(clip[i], 0.15),
             "actor/pg_clipfrac_lower": noisy(clip[i] / 20, 0.4),
             "actor/grad_norm": noisy(1.7 + (2.5 * t[i] if falling else 0), 0.12),
+            "probe/gap_policy_part": noisy(0.2 * t[i], 0.05),
+            "probe/gap_view_part": noisy(gap[i] - gap[0] - 0.2 * t[i], 0.05),
+            "error_growth/exponent": noisy(0.97 if falling else 0.5, 0.02),
+            "error_growth/cosine": noisy(0.85 if falling else 0.0, 0.05),
+            "controller/demand": 0.3 if falling and i >= 20 else 0.0,
+            "controller/view_alignment_weight": 0.03 if falling and i >= 20 else 0.0,
+            "controller/kl_coefficient": 0.001,
+            "controller/learning_rate_scale": 1.0,
             "wire/forward_bytes": 240_000 if codec else 4_800_000,
             "wire/backward_bytes": 120_000 if codec else 2_400_000,
             "wire/anchor_bytes": 150_000 if falling and i % 20 == 0 else 0,
@@ -60,6 +68,8 @@ def metrics(arm: str, seed: int, num_steps: int) -> list[dict[str, Any]]:
         if (i + 1) % 20 == 0:
             record["val/score"] = float(rng.binomial(500, score_level(arm, num_steps)[i]) / 500)
             record["probe/kl_dense"] = noisy(0.01 + 0.1 * t[i] * (3 if falling else 1), 0.1)
+            record["probe/kl_gain"] = noisy(10.0 if falling else 1.5, 0.1)
+            record["probe/held_kl"] = noisy(0.01 + 0.1 * t[i], 0.1)
             record["probe/entropy_dense"] = noisy(0.6 - 0.15 * t[i], 0.05)
         records.append(record)
     return records
@@ -91,6 +101,16 @@ def write_run(folder: Path, arm: str, seed: int, num_steps: int = 200, response:
         for step in (1, num_steps)
     ]
     (folder / "rollouts.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    if arm == "subspace-20":
+        event = {
+            "step": 20,
+            "event": "controller",
+            "actuator": "view_alignment_weight",
+            "from": 0.0,
+            "to": 0.03,
+        }
+        event |= {"demand": 0.3, "reason": f"error growth <exponent> 0.97 {response}"}
+        (folder / "events.jsonl").write_text(json.dumps(event) + '\nnot json\n{"step": "x"}\n')
     summary = {"name": "two-digit sums", "arm": arm, "seed": seed, "status": "done", "steps": num_steps}
     (folder / "summary.json").write_text(json.dumps(summary))
     return folder

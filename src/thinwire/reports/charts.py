@@ -4,6 +4,7 @@ Every line is raw: no smoothing. Up to 600 points a line all points are kept; be
 steps keeps its lowest and its highest reading, and the page says so.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,13 +31,17 @@ OTHER_COLOURS = (
 )
 GROUND = {"text": ("#1c1f24", "#e6e8eb"), "muted": ("#5d6570", "#9aa3ae"), "rule": ("#e4e6ea", "#2b3037")}
 GROUND["ground"] = ("#ffffff", "#14171b")
+MAX_BAND_POINTS = 120
 # A shaded span: arm, first step, last step.
 Shade = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
 class ChartSpec:
-    """One chart: the series, how it is called, its unit (values are multiplied by `scale` to get it)."""
+    """One chart: the series, how it is called, its unit (values are multiplied by `scale` to get it).
+
+    `spans` shades failure spans, `marks` draws an upright line where the controller changed a setting.
+    """
 
     key: str
     title: str
@@ -47,11 +52,18 @@ class ChartSpec:
     points: bool = False
     lens: bool = False
     spans: bool = False
+    marks: bool = False
 
 
 CHARTS = (
     ChartSpec(
-        "critic/score/mean", "Score", "mean reward", "learning", "Sampled answers of each step.", spans=True
+        "critic/score/mean",
+        "Score",
+        "mean reward",
+        "learning",
+        "Sampled answers of each step.",
+        spans=True,
+        marks=True,
     ),
     ChartSpec(
         "val/score",
@@ -68,6 +80,7 @@ CHARTS = (
         "stability",
         "Level matters less than slope.",
         spans=True,
+        marks=True,
     ),
     ChartSpec(
         "actor/grad_norm", "Gradient norm", "L2 norm before clipping", "stability", "Should stay level."
@@ -94,7 +107,67 @@ CHARTS = (
     ChartSpec(
         "actor/pg_clipfrac_lower", "Dual clip", "% of tokens", "clipping", "Negative advantages only.", 100.0
     ),
+    ChartSpec(
+        "probe/gap_policy_part",
+        "Gap: the policy's part",
+        "nats a token",
+        "parts",
+        "How far the sampler has sharpened.",
+    ),
+    ChartSpec(
+        "probe/gap_view_part",
+        "Gap: the view's part",
+        "nats a token",
+        "parts",
+        "How far the trainer's view of the same tokens has moved.",
+    ),
+    ChartSpec(
+        "probe/kl_gain",
+        "KL through the lens over KL without it",
+        "times",
+        "parts",
+        "How much of the codec-view KL is the lens.",
+        points=True,
+    ),
+    ChartSpec(
+        "probe/held_kl",
+        "KL of the reference to the policy, codec off",
+        "nats a token",
+        "parts",
+        "On the fixed batch, answered by the initial policy.",
+        points=True,
+    ),
+    ChartSpec(
+        "error_growth/exponent",
+        "Error growth exponent",
+        "power of the step",
+        "growth",
+        "1/2: redrawn every step. 1: the same thing thrown away every step.",
+        marks=True,
+    ),
+    ChartSpec("error_growth/cosine", "Cosine of successive mean errors", "cosine", "growth"),
+    ChartSpec(
+        "controller/demand",
+        "Demand",
+        "actuators at their limit",
+        "controller",
+        "What the controller asks for.",
+        marks=True,
+    ),
+    ChartSpec("controller/view_alignment_weight", "View alignment weight", "weight", "controller"),
+    ChartSpec("controller/kl_coefficient", "KL coefficient", "weight", "controller"),
+    ChartSpec("controller/learning_rate_scale", "Learning rate scale", "times", "controller"),
 )
+
+
+@dataclass(frozen=True)
+class Band:
+    """From the lowest to the highest reading of an arm's seeds, in the chart's unit."""
+
+    arm: str
+    steps: NDArray[np.int64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -133,6 +206,32 @@ def chart_lines(runs: Sequence[Run], spec: ChartSpec, max_points: int = MAX_POIN
                 Line(run.arm, run.seed, series.steps[kept], series.values[kept] * spec.scale, thinned)
             )
     return lines
+
+
+def chart_bands(runs: Sequence[Run], spec: ChartSpec) -> list[Band]:
+    """One band for every arm of two or more seeds, at the steps that all its seeds read as finite numbers.
+
+    Beyond MAX_BAND_POINTS steps each bucket of steps keeps its lowest and its highest reading at its first
+    step, so that no reading lies outside.
+    """
+    bands = []
+    for arm in dict.fromkeys(run.arm for run in runs):
+        own = [run.get(spec.key) for run in runs if run.arm == arm]
+        own = [series for series in own if len(series)]
+        if len(own) < 2:
+            continue
+        finite = [series.steps[np.isfinite(series.values)] for series in own]
+        steps = functools.reduce(np.intersect1d, finite)
+        if len(steps) < 2:
+            continue
+        values = np.array([series.values[np.searchsorted(series.steps, steps)] for series in own])
+        buckets = np.array_split(np.arange(len(steps)), min(len(steps), MAX_BAND_POINTS))
+        low = np.array([values[:, bucket].min() for bucket in buckets]) * spec.scale
+        high = np.array([values[:, bucket].max() for bucket in buckets]) * spec.scale
+        at = steps[[bucket[0] for bucket in buckets]]
+        at[-1] = steps[-1]
+        bands.append(Band(arm, at, low, high))
+    return bands
 
 
 def chart_spans(runs: Sequence[Run], spec: ChartSpec) -> list[Shade]:

@@ -11,9 +11,11 @@ from numpy.typing import NDArray
 from thinwire.core.errors import UserError
 from thinwire.reports.charts import (
     CHARTS,
+    Band,
     ChartSpec,
     Line,
     Shade,
+    chart_bands,
     chart_lines,
     chart_spans,
     palette_css,
@@ -41,7 +43,8 @@ def figure_svg(runs: Sequence[Run], key: str) -> str:
         + svg_css(len(arms))
         + ".title{font-size:17px;font-weight:600;fill:var(--text)}.legend{font-size:14px;fill:var(--text)}"
     )
-    body = _chart_body(lines, chart_spans(runs, spec), spec, arms, step_range(runs))
+    over = Overlays(chart_spans(runs, spec), chart_bands(runs, spec))
+    body = _chart_body(lines, over, spec, arms, step_range(runs))
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT + head + foot}" '
         f'width="{WIDTH}" height="{HEIGHT + head + foot}" role="img"><title>{html.escape(spec.title)}</title>'
@@ -52,11 +55,11 @@ def figure_svg(runs: Sequence[Run], key: str) -> str:
 
 
 def inline_svg(
-    lines: Sequence[Line], spans: Sequence[Shade], spec: ChartSpec, arms: list[str], steps: tuple[int, int]
+    lines: Sequence[Line], over: "Overlays", spec: ChartSpec, arms: list[str], steps: tuple[int, int]
 ) -> str:
     """The chart for a page without scripts and for print; colours come from the page's own style."""
     label = html.escape(f"{spec.title}, {spec.unit}, against step")
-    body = _chart_body(lines, spans, spec, arms, steps)
+    body = _chart_body(lines, over, spec, arms, steps)
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{body}</svg>'
 
 
@@ -65,6 +68,7 @@ def svg_css(num_arms: int) -> str:
     arms = "".join(f".s{i}{{stroke:var(--arm-{i})}}.f{i}{{fill:var(--arm-{i})}}" for i in range(num_arms))
     return arms + (
         ".line{fill:none;stroke-width:3;stroke-linejoin:round}.line.thin{stroke-width:2.2}.dot{fill:none;stroke-width:9;stroke-linecap:round}"
+        ".mark{fill:none;stroke-width:1.5;stroke-dasharray:3 3}"
         ".grid{stroke:var(--rule);stroke-width:1}.tick{font-size:13px;fill:var(--muted)}.ground{fill:var(--ground)}"
     )
 
@@ -105,17 +109,34 @@ class _Axes:
         return np.asarray(TOP + (self.high - np.asarray(value)) / (self.high - self.low) * _PLOT_HEIGHT)
 
 
+@dataclass(frozen=True)
+class Overlays:
+    """What a chart shows besides its lines: failure spans, bands over seeds, (arm, step) of actions."""
+
+    spans: Sequence[Shade] = ()
+    bands: Sequence[Band] = ()
+    marks: Sequence[tuple[str, int]] = ()
+
+
 def _chart_body(
-    lines: Sequence[Line], spans: Sequence[Shade], spec: ChartSpec, arms: list[str], steps: tuple[int, int]
+    lines: Sequence[Line], over: Overlays, spec: ChartSpec, arms: list[str], steps: tuple[int, int]
 ) -> str:
-    """Shaded spans, grid, axes and lines; coordinates of lines are whole half-units, finer than a pixel."""
+    """Spans, bands, marks, grid, axes, lines; coordinates are whole half-units, finer than a pixel."""
     axes = _Axes(steps[0], max(steps[1], steps[0] + 1), *value_range(lines))
     parts = []
     opacity = 0.09 / max(1, len({line.seed for line in lines}))
-    for arm, start, end in spans:
+    for arm, start, end in over.spans:
         left, right = float(axes.x(start)), float(axes.x(end))
         box = f'x="{left:.1f}" y="{TOP}" width="{max(right - left, 1):.1f}" height="{_PLOT_HEIGHT}"'
         parts.append(f'<rect class="f{arms.index(arm)}" opacity="{opacity:.3f}" {box}/>')
+    for band in over.bands:
+        x = 2 * axes.x(np.concatenate([band.steps, band.steps[::-1]]).astype(np.float64))
+        y = 2 * axes.y(np.concatenate([band.low, band.high[::-1]]))
+        shape = f'transform="scale(.5)" d="{_path(x, y, False)}z"'
+        parts.append(f'<path class="f{arms.index(band.arm)}" opacity=".16" {shape}/>')
+    for arm, step in over.marks:
+        x_mark = f"{float(axes.x(step)):.1f}"
+        parts.append(f'<path class="mark s{arms.index(arm)}" d="M{x_mark} {TOP}v{_PLOT_HEIGHT}"/>')
     parts += _axis_marks(axes, spec.unit)
     thin = " thin" if len(lines) > len(arms) else ""
     parts.append('<g transform="scale(.5)">')

@@ -172,7 +172,7 @@ def load_run(directory: Path | str) -> Run:
 def load_rollouts(run: Run, steps: Sequence[int] = (), per_step: int = 1) -> list[Rollout]:
     """The first `per_step` rollouts of each of `steps` (default: first and last recorded step)."""
     by_step: dict[int, list[Rollout]] = {}
-    for _, record in _json_lines(run.path / "rollouts.jsonl", []):
+    for _, record in json_lines(run.path / "rollouts.jsonl", []):
         if not isinstance(record.get("step"), int):
             continue
         kept = by_step.setdefault(record["step"], [])
@@ -236,7 +236,7 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     return value
 
 
-def _json_lines(path: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_lines(path: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a JSONL file with their line numbers; any other line is named in `notes`.
 
     This is the seam for a run in progress and for one resumed after a kill in mid-write.
@@ -261,7 +261,7 @@ def _read_series(path: Path) -> tuple[dict[str, Series], list[str]]:
     """All series of a metrics file; a repeated step keeps its last reading (resumed runs write it anew)."""
     notes: list[str] = []
     readings: dict[str, dict[int, float]] = {}
-    for number, record in _json_lines(path, notes):
+    for number, record in json_lines(path, notes):
         step = _number(record.get("step"))
         if step is None or not abs(step) < MAX_INTEGER:
             notes.append(f"{path.name} line {number} has no step and was left out")

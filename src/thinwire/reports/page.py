@@ -20,13 +20,13 @@ from numpy.typing import NDArray
 
 import thinwire
 from thinwire.core.errors import UserError
-from thinwire.reports import figures, sections
+from thinwire.reports import events, figures, sections
 from thinwire.reports.charts import (
     CHARTS,
     MAX_POINTS,
     ChartSpec,
     Line,
-    Shade,
+    chart_bands,
     chart_lines,
     chart_spans,
     palette_css,
@@ -49,7 +49,18 @@ GROUPS = {
         "A reading through the codec mixes the weights with the codec. Compare arms only with the codec off.",
     ),
     "clipping": ("Clipping", "The clip bounds one step, not the sum of many."),
+    "parts": (
+        "Where the gap comes from",
+        "Both parts count from the run's first step and add up to the gap's change.",
+    ),
+    "growth": (
+        "Error growth",
+        "Does the wire throw away the same thing twice? From the codec's mean error at every boundary.",
+    ),
+    "controller": ("Controller", "Dashed upright lines mark the steps after which it changed a setting."),
 }
+# Groups left out where nothing of them was measured, instead of a line that says so.
+OPTIONAL = ("parts", "growth", "controller")
 
 
 def write_report(runs_dir: Path | str, out: Path | str | None = None, steps: Sequence[int] = ()) -> Path:
@@ -160,6 +171,7 @@ def _charts(runs: Sequence[Run], arms: list[str], limit: int) -> tuple[str, str]
     shared_steps: list[list[int]] = []
     charts: list[str] = []
     thinned = False
+    actions = events.marks(runs)
     for group, (heading, lead) in GROUPS.items():
         figures_html, missing = [], []
         for spec in (s for s in CHARTS if s.group == group):
@@ -168,12 +180,16 @@ def _charts(runs: Sequence[Run], arms: list[str], limit: int) -> tuple[str, str]
                 missing.append(spec.title)
                 continue
             thinned |= any(line.thinned for line in lines)
-            spans = chart_spans(runs, spec)
+            over = figures.Overlays(
+                chart_spans(runs, spec), chart_bands(runs, spec), actions if spec.marks else ()
+            )
             chart_id = f"chart-{len(charts)}"
-            picture = figures.inline_svg(lines, spans, spec, arms, step_range(runs))
+            picture = figures.inline_svg(lines, over, spec, arms, step_range(runs))
             figures_html.append(_figure(chart_id, spec, lines, picture))
-            charts.append(_chart_json(chart_id, spec, lines, spans, arms, shared_steps))
-        html_parts.append(_chart_section(group, heading, lead, figures_html, missing))
+            charts.append(_chart_json(chart_id, spec, lines, over, arms, shared_steps))
+        if figures_html or group not in OPTIONAL:
+            after = events.table(runs, arms) if group == "controller" else ""
+            html_parts.append(_chart_section(group, heading, lead, figures_html, missing, after))
     html_parts.append(_marks(runs, arms, limit if thinned else None))
     seeds = sorted({run.seed for run in runs})
     fields = {"arms": arms, "seeds": seeds, "steps": step_range(runs), "x": shared_steps}
@@ -182,12 +198,14 @@ def _charts(runs: Sequence[Run], arms: list[str], limit: int) -> tuple[str, str]
     return "".join(html_parts), payload.replace("<", "\\u003c")
 
 
-def _chart_section(group: str, heading: str, lead: str, charts: list[str], missing: list[str]) -> str:
+def _chart_section(
+    group: str, heading: str, lead: str, charts: list[str], missing: list[str], after: str = ""
+) -> str:
     parts = [f'<section id="{group}"><h2>{heading}</h2>', f'<p class="muted">{lead}</p>' if lead else ""]
     parts.append(f'<div class="grid2">{"".join(charts)}</div>' if charts else "")
     if missing:
         parts.append(f'<p class="note">Not measured in these runs: {html.escape("; ".join(missing))}.</p>')
-    return "".join(parts) + "</section>"
+    return "".join(parts) + after + "</section>"
 
 
 def _figure(chart_id: str, spec: ChartSpec, lines: Sequence[Line], picture: str) -> str:
@@ -211,13 +229,14 @@ def _chart_json(
     chart_id: str,
     spec: ChartSpec,
     lines: Sequence[Line],
-    spans: Sequence[Shade],
+    over: figures.Overlays,
     arms: list[str],
     shared_steps: list[list[int]],
 ) -> str:
     """One chart's data: values of 5 significant digits on a step axis that charts share where it is equal.
 
-    A line is [arm, seed, values] at every step of the axis, or [arm, seed, values, indices into the axis].
+    A line is [arm, seed, values] at every step of the axis, or [arm, seed, values, indices into the axis]; a
+    span [arm, first step, last step], a mark [arm, step], a band [arm, steps, lowest, highest].
     """
     axis = np.unique(np.concatenate([line.steps for line in lines]))
     steps = axis.tolist()
@@ -228,10 +247,16 @@ def _chart_json(
         where = np.searchsorted(axis, line.steps)
         places = "" if len(where) == len(axis) else f",{json.dumps(where.tolist(), separators=(',', ':'))}"
         rows.append(f"[{arms.index(line.arm)},{line.seed},{_numbers(line.values)}{places}]")
-    shades = [[arms.index(arm), first, last] for arm, first, last in spans]
-    fields = {"id": chart_id, "unit": spec.unit, "points": spec.points, "spans": shades}
+    shades = [[arms.index(arm), first, last] for arm, first, last in over.spans]
+    marks = [[arms.index(arm), step] for arm, step in over.marks]
+    bands = [
+        f"[{arms.index(b.arm)},{json.dumps(b.steps.tolist(), separators=(',', ':'))},"
+        f"{_numbers(b.low)},{_numbers(b.high)}]"
+        for b in over.bands
+    ]
+    fields = {"id": chart_id, "unit": spec.unit, "points": spec.points, "spans": shades, "marks": marks}
     head = json.dumps(fields | {"x": shared_steps.index(steps)}, separators=(",", ":"))
-    return f'{head[:-1]},"lines":[{",".join(rows)}]}}'
+    return f'{head[:-1]},"bands":[{",".join(bands)}],"lines":[{",".join(rows)}]}}'
 
 
 def _numbers(values: NDArray[np.float64]) -> str:

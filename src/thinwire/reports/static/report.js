@@ -71,6 +71,29 @@
         ctx.fillStyle = armColour(arm);
         ctx.fillRect(left, bbox.top, Math.max(plot.valToPos(last, "x", true) - left, 2), bbox.height);
       }
+      ctx.globalAlpha = 0.16;
+      for (const [arm, steps, low, high] of chart.bands) {
+        if (hidden.has(arm)) continue;
+        ctx.fillStyle = armColour(arm);
+        ctx.beginPath();
+        steps.forEach((step, i) => ctx.lineTo(plot.valToPos(step, "x", true), plot.valToPos(low[i], "y", true)));
+        for (let i = steps.length - 1; i >= 0; i -= 1) {
+          ctx.lineTo(plot.valToPos(steps[i], "x", true), plot.valToPos(high[i], "y", true));
+        }
+        ctx.fill();
+      }
+      ctx.globalAlpha = 0.9;
+      ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
+      ctx.lineWidth = 1.2 * devicePixelRatio;
+      for (const [arm, step] of chart.marks) {
+        if (hidden.has(arm)) continue;
+        const at = plot.valToPos(step, "x", true);
+        ctx.strokeStyle = armColour(arm);
+        ctx.beginPath();
+        ctx.moveTo(at, bbox.top);
+        ctx.lineTo(at, bbox.top + bbox.height);
+        ctx.stroke();
+      }
       ctx.restore();
     };
   }
@@ -187,6 +210,8 @@
       x: data.x[spec.x],
       lines: spec.lines.map((line) => onAxis(line, data.x[spec.x].length)),
       spans: spec.spans,
+      bands: spec.bands,
+      marks: spec.marks,
       unit: spec.unit,
       points: spec.points,
     };
