@@ -38,8 +38,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     generator = np.random.default_rng(options.seed)
-    per_run = options.replays // len(options.runs)
-    rows = [replayed(folder, per_run, options.block, generator) for folder in options.runs]
+    whole, rest = divmod(options.replays, len(options.runs))
+    rows = [
+        replayed(folder, whole + (i < rest), options.block, generator)
+        for i, folder in enumerate(options.runs)
+    ]
     touched, replays = (sum(row[key] for row in rows) for key in ("touched", "replays"))
     interval = stats.binomtest(touched, replays).proportion_ci()
     share = touched / replays
