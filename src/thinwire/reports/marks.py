@@ -1,7 +1,7 @@
 """Numbers read off series: the score cliff, the failure span, the gap slope and the step table.
 
-The cliff and the span are marks on a picture, found by a printed rule. No verdict may rest on them:
-the trough is a codec-view reading, a reading of the lens.
+The span is a mark on a picture, found by a printed rule. No verdict may rest on it: the trough that ends
+it is a codec-view reading, a reading of the lens.
 """
 
 import math
@@ -10,18 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from thinwire.instruments.cliff import CLIFF_RULE as SCORE_CLIFF_RULE
+from thinwire.instruments.cliff import WINDOW, Cliff, score_cliff, trough
 from thinwire.reports.load import WIRE_PARTS, Run, Series, arm_names
 
-WINDOW = 10
-CLIFF_DROP = 0.10
-CLIFF_STANDARD_ERRORS = 4.0
 CLIFF_RULE = (
-    f"Score cliff: the first step at which the mean score of the last {WINDOW} recorded steps lies at least "
-    f"{CLIFF_DROP:.2f} and at least {CLIFF_STANDARD_ERRORS:.0f} standard errors below the best earlier "
-    f"{WINDOW}-step mean, with at least {WINDOW} further steps recorded, none of whose {WINDOW}-step means "
-    "regains half of that loss. The noise of one step is read off successive differences. "
+    f"{SCORE_CLIFF_RULE} "
     f"The shaded span ends at the lowest {WINDOW}-step mean of the codec-view entropy after the cliff."
 )
 # Table column -> the series it reads, at exactly the step asked for.
@@ -38,52 +33,12 @@ TABLE_SERIES = {
 
 
 @dataclass(frozen=True)
-class Cliff:
-    """A lasting fall of the score: `loss` = `best` - `level`, 10-step means; `best_step` ends the best."""
-
-    step: int
-    best_step: int
-    best: float
-    level: float
-
-    @property
-    def loss(self) -> float:
-        return self.best - self.level
-
-
-@dataclass(frozen=True)
 class Span:
     """From the score cliff (`first`) to the trough of the codec-view entropy (`last`)."""
 
     first: int
     last: int
     cliff: Cliff
-
-
-def score_cliff(steps: NDArray[np.int64], score: NDArray[np.float64]) -> Cliff | None:
-    """The first lasting fall of the score by CLIFF_RULE, None where there is none.
-
-    m_t = mean(score_{t-9..t}); noise s^2 = mean((score_t - score_{t-1})^2) / 2 (von Neumann), so that a trend
-    adds nothing; standard error of a difference of two means = s sqrt(2 / 10). Four of them, not three,
-    because the best of many windows is compared with each later one: on a flat score the mark then appears in
-    under 1% of runs of 200 steps and about 2% of 600 (16 prompts of very unequal difficulty, 8 samples).
-    """
-    finite = np.isfinite(score)
-    steps, score = steps[finite], score[finite]
-    if len(score) < 3 * WINDOW:
-        return None
-    mean = _window_means(score)
-    noise = math.sqrt(float(np.mean(np.diff(score) ** 2)) / 2)
-    needed = max(CLIFF_DROP, CLIFF_STANDARD_ERRORS * noise * math.sqrt(2 / WINDOW))
-    highest_so_far = np.maximum.accumulate(mean)
-    highest_later = np.maximum.accumulate(mean[::-1])[::-1]
-    for i in range(WINDOW, len(mean) - WINDOW):
-        best, level = float(highest_so_far[i - WINDOW]), float(mean[i])
-        # 1e-12: a fall of exactly 0.10 counts although 0.6 - 0.5 is a hair below 0.1 in binary.
-        if best - level >= needed - 1e-12 and highest_later[i] < best - (best - level) / 2:
-            best_index = int(np.argmax(mean[: i - WINDOW + 1]))
-            return Cliff(int(steps[i + WINDOW - 1]), int(steps[best_index + WINDOW - 1]), best, level)
-    return None
 
 
 def failure_span(score: Series, entropy: Series) -> Span | None:
@@ -95,14 +50,8 @@ def failure_span(score: Series, entropy: Series) -> Span | None:
     cliff = score_cliff(score.steps, score.values)
     if cliff is None:
         return None
-    finite = np.isfinite(entropy.values)
-    steps, values = entropy.steps[finite], entropy.values[finite]
-    ends = steps[WINDOW - 1 :]
-    after = ends > cliff.step
-    if len(values) < WINDOW or not after.any():
-        return Span(cliff.step, int(score.steps[-1]), cliff)
-    trough = int(np.argmin(_window_means(values)[after]))
-    return Span(cliff.step, int(ends[after][trough]), cliff)
+    lowest = trough(entropy.steps, entropy.values, cliff.step)
+    return Span(cliff.step, lowest[0] if lowest else int(score.steps[-1]), cliff)
 
 
 def run_span(run: Run) -> Span | None:
@@ -177,8 +126,3 @@ def _wire_bytes(run: Run, step: int) -> float | None:
     if run.get("wire/forward_bytes").at(step) is None:
         return None
     return sum(run.get(f"wire/{part}_bytes").at(step) or 0.0 for part in WIRE_PARTS)
-
-
-def _window_means(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """mean(values[i : i + 10]) for every i; entry i belongs to the step of its last reading, i + 9."""
-    return np.convolve(values, np.full(WINDOW, 1 / WINDOW), mode="valid")
