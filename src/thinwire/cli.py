@@ -203,9 +203,11 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
     compare.option(
         "--vary", action="append", default=[], metavar="PREFIX", help="settings that may differ too"
     )
-    report = add("report", run.report, "One HTML page of a run or a comparison.", False)
-    report.parser.add_argument("directory", type=Path, help="the --out of train, compare or demo")
-    report.option("--out", type=Path, help="default DIRECTORY/report.html")
+    report = add("report", run.report, "One HTML page of runs and comparisons.", False)
+    report.parser.add_argument(
+        "directories", type=Path, nargs="+", metavar="DIR", help="the --out of train, compare or demo"
+    )
+    report.option("--out", type=Path, help="default DIR/report.html, or report.html here for several DIR")
     demo = add("demo", run.demo, "The embedded default: four arms, one report.", True)
     demo.option("--quick", action="store_true", help="40 steps instead of 200")
     demo.option("--out", type=Path, help="default runs/demo-N; the same one again goes on")

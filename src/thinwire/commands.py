@@ -174,7 +174,7 @@ def report(options: argparse.Namespace) -> Result:
     """One HTML page of a run or comparison directory."""
     from thinwire.reports.page import write_report
 
-    page = write_report(options.directory, options.out or options.directory / "report.html")
+    page = write_report(options.directories, options.out)
     return Result({"report": str(page)}, f"report: {page}")
 
 

@@ -7,7 +7,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,11 @@ class Series:
         """The readings of steps first..last, both included."""
         inside = (self.steps >= first) & (self.steps <= last)
         return Series(self.steps[inside], self.values[inside])
+
+    def finite(self) -> "Series":
+        """The readings that are finite numbers."""
+        known = np.isfinite(self.values)
+        return Series(self.steps[known], self.values[known])
 
 
 EMPTY_SERIES = Series(np.zeros(0, np.int64), np.zeros(0, np.float64))
@@ -140,6 +145,29 @@ def load_runs(directory: Path | str) -> list[Run]:
             f"{str(root)!r}; give the --out of train, compare or demo"
         )
     return sorted((load_run(folder) for folder in folders), key=lambda run: (arm_rank(run.arm), run.seed))
+
+
+def load_together(directories: Sequence[Path]) -> list[Run]:
+    """The runs of several directories; where two share an arm and a seed, arms get the folder's name."""
+    loaded = [(folder, run) for folder in directories for run in load_runs(folder)]
+    seen = {(run.arm, run.seed) for _, run in loaded}
+    if len(seen) < len(loaded):
+        names = _distinct(directories)
+        loaded = [(f, replace(run, arm=f"{names[f]}: {run.arm}")) for f, run in loaded]
+    return sorted((run for _, run in loaded), key=lambda run: (arm_rank(run.arm), run.seed))
+
+
+def _distinct(directories: Sequence[Path]) -> dict[Path, str]:
+    """The last part of each path, or as much of its end as tells it from the others."""
+    paths = [folder.resolve() for folder in directories]
+    if len(set(paths)) < len(paths):
+        raise UserError(
+            f"report DIR... names {str(directories[0])!r} or another directory twice; give it once"
+        )
+    parts = 1
+    while len({path.parts[-parts:] for path in paths}) < len(paths):
+        parts += 1
+    return {f: "/".join(path.parts[-parts:]) for f, path in zip(directories, paths, strict=True)}
 
 
 def load_run(directory: Path | str) -> Run:

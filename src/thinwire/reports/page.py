@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 import thinwire
 from thinwire.core.errors import UserError
-from thinwire.reports import events, figures, sections
+from thinwire.reports import actions, figures, sections, verdicts
 from thinwire.reports.charts import (
     CHARTS,
     MAX_POINTS,
@@ -32,7 +32,7 @@ from thinwire.reports.charts import (
     palette_css,
     step_range,
 )
-from thinwire.reports.load import Run, arm_names, load_runs
+from thinwire.reports.load import Run, arm_names, load_together
 from thinwire.reports.marks import CLIFF_RULE, default_steps, run_span
 
 MAX_PAGE_BYTES = 1_000_000
@@ -63,15 +63,19 @@ GROUPS = {
 OPTIONAL = ("parts", "growth", "controller")
 
 
-def write_report(runs_dir: Path | str, out: Path | str | None = None, steps: Sequence[int] = ()) -> Path:
-    """Write the report of a run or a compare directory, completely or not at all; returns its path.
+def write_report(
+    runs_dir: Path | str | Sequence[Path], out: Path | str | None = None, steps: Sequence[int] = ()
+) -> Path:
+    """Write the report of run or compare directories, completely or not at all; returns its path.
 
-    `out` defaults to report.html in `runs_dir`. `steps` are those of the step table, by default the first,
-    the middle and the last one.
+    `out` defaults to report.html in `runs_dir`, or here where several are given. `steps` are those of the
+    step table, by default the first, the middle and the last one.
     """
-    path = Path(out) if out is not None else Path(runs_dir) / "report.html"
+    folders = [Path(runs_dir)] if isinstance(runs_dir, Path | str) else list(runs_dir)
+    default = folders[0] if len(folders) == 1 else Path()
+    path = Path(out) if out is not None else default / "report.html"
     refuse_target(path)
-    page = render(load_runs(runs_dir), steps)
+    page = render(load_together(folders), steps)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     # Lone surrogates in model text have no UTF-8 form and become question marks.
@@ -120,6 +124,7 @@ def _page(runs: Sequence[Run], shown: Sequence[Run], steps: Sequence[int], max_p
         facts=sections.facts(shown),
         arms="".join(_arm_button(arms, arm) for arm in arms),
         tables=sections.tables(shown, arms, list(steps) or default_steps(shown)),
+        verdicts=verdicts.section(shown, arms),
         charts=charts,
         wire=sections.wire(shown, arms),
         rollouts=sections.samples(shown, arms),
@@ -171,7 +176,7 @@ def _charts(runs: Sequence[Run], arms: list[str], limit: int) -> tuple[str, str]
     shared_steps: list[list[int]] = []
     charts: list[str] = []
     thinned = False
-    actions = events.marks(runs)
+    acted = actions.marks(runs)
     for group, (heading, lead) in GROUPS.items():
         figures_html, missing = [], []
         for spec in (s for s in CHARTS if s.group == group):
@@ -181,14 +186,14 @@ def _charts(runs: Sequence[Run], arms: list[str], limit: int) -> tuple[str, str]
                 continue
             thinned |= any(line.thinned for line in lines)
             over = figures.Overlays(
-                chart_spans(runs, spec), chart_bands(runs, spec), actions if spec.marks else ()
+                chart_spans(runs, spec), chart_bands(runs, spec), acted if spec.marks else ()
             )
             chart_id = f"chart-{len(charts)}"
             picture = figures.inline_svg(lines, over, spec, arms, step_range(runs))
             figures_html.append(_figure(chart_id, spec, lines, picture))
             charts.append(_chart_json(chart_id, spec, lines, over, arms, shared_steps))
         if figures_html or group not in OPTIONAL:
-            after = events.table(runs, arms) if group == "controller" else ""
+            after = actions.table(runs, arms) if group == "controller" else ""
             html_parts.append(_chart_section(group, heading, lead, figures_html, missing, after))
     html_parts.append(_marks(runs, arms, limit if thinned else None))
     seeds = sorted({run.seed for run in runs})

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from tests.reports.synthetic import HOSTILE, write_run
-from thinwire.reports import events
+from thinwire.reports import actions
 from thinwire.reports.charts import CHARTS, chart_bands
 from thinwire.reports.load import load_run
 from thinwire.reports.page import render
@@ -18,14 +18,14 @@ def run(tmp_path):
 
 
 def test_actions_are_read_and_broken_lines_skipped(run):
-    (action,) = events.load_actions(run)
+    (action,) = actions.load_actions(run)
     assert (action.step, action.actuator, action.old, action.new) == (
         20,
         "view_alignment_weight",
         "0",
         "0.03",
     )
-    assert events.marks([run, run]) == [("subspace-20", 20)]
+    assert actions.marks([run, run]) == [("subspace-20", 20)]
 
 
 def test_the_page_marks_the_step_and_gives_the_reason_escaped(run):
@@ -39,8 +39,8 @@ def test_the_page_marks_the_step_and_gives_the_reason_escaped(run):
 
 def test_a_controlled_run_without_actions_was_left_alone(tmp_path):
     run = load_run(write_run(tmp_path / "run", "exact-k", 3, 30))
-    assert "Left alone: exact-k, seed 3" in events.table([run], ["exact-k"])
-    assert events.marks([run]) == []
+    assert "Left alone: exact-k, seed 3" in actions.table([run], ["exact-k"])
+    assert actions.marks([run]) == []
 
 
 def test_runs_without_probe_growth_and_controller_have_no_empty_sections(tmp_path):
