@@ -79,6 +79,13 @@ SERIES: tuple[Series, ...] = (
     Series(
         "probe/gap_view_part", "nats", "codec", "E log v at step 1 minus now; both add to the gap's change"
     ),
+    Series("movement/relative_change", "1", "none", "|W_t - W_0|_F / |W_0|_F, all weights, after the step"),
+    Series("movement/cosine", "1", "none", "<W_t, W_0> / (|W_t|_F |W_0|_F), all weights as one vector"),
+    Series("movement/changed_bf16_share", "share", "none", "weights with bf16(W_t) != bf16(W_0)"),
+    Series("movement/spectral_norm_max", "1", "none", "largest |W_t - W_0|_2 of a matrix"),
+    Series(
+        "movement/center_of_mass", "blocks", "none", "sum_l l |dW_l|^2 / sum_l |dW_l|^2, block index l from 0"
+    ),
     Series("wire/forward_bytes", "bytes", "codec", "old, reference and training passes, padding included"),
     Series("wire/backward_bytes", "bytes", "codec", "gradients of the training passes"),
     Series(
@@ -108,6 +115,7 @@ SERIES: tuple[Series, ...] = (
     Series("timing_s/backward", "s", "none", "training backward passes"),
     Series("timing_s/update", "s", "none", "merge, clipping, optimizer"),
     Series("timing_s/step", "s", "none", "the whole step without validation and logging"),
+    Series("timing_s/movement", "s", "none", "reading the weights' movement, after the step"),
     Series("timing_s/validation", "s", "none", "greedy validation"),
     Series("memory/peak_rss_bytes", "bytes", "none", "peak resident memory of the process so far"),
 )

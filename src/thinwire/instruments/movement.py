@@ -7,7 +7,7 @@ Letters: R rows and C columns of a matrix, R >= C after a transpose.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -134,13 +134,17 @@ def moved(base: Tensor, current: Tensor) -> Moved:
         raise ValueError(f"shapes must agree, got {tuple(base.shape)} and {tuple(current.shape)}")
     sums = Moved()
     base = base.to(current.device)
-    flat = zip(base.reshape(-1).split(CHUNK_WEIGHTS), current.reshape(-1).split(CHUNK_WEIGHTS), strict=True)
-    for base_N, current_N in flat:
-        changed = int((base_N.bfloat16() != current_N.bfloat16()).sum())
+    for base_N, current_N in _chunks(base.reshape(-1), current.reshape(-1)):
         old_N, new_N = base_N.double(), current_N.double()
         change_N = new_N - old_N
-        products = ((old_N, old_N), (new_N, new_N), (old_N, new_N), (change_N, change_N))
-        sums += Moved(base_N.numel(), *(float(torch.dot(a, b)) for a, b in products), changed)
+        sums += Moved(
+            num_weights=base_N.numel(),
+            base_square=float(torch.dot(old_N, old_N)),
+            current_square=float(torch.dot(new_N, new_N)),
+            product=float(torch.dot(old_N, new_N)),
+            change_square=float(torch.dot(change_N, change_N)),
+            num_changed_bf16=int((base_N.bfloat16() != current_N.bfloat16()).sum()),
+        )
     if sums.change_square == 0.0:
         return sums
     return sums + Moved(spectral_norm=spectral_norm(base, current))
@@ -168,13 +172,19 @@ def _largest_singular(base_RC: Tensor, current_RC: Tensor) -> float:
     if base_RC.numel() == 0:
         return 0.0
     gram_CC = torch.zeros(num_columns, num_columns, dtype=torch.float64, device=current_RC.device)
-    num_rows = max(1, CHUNK_WEIGHTS // num_columns)
-    for base_chunk, current_chunk in zip(base_RC.split(num_rows), current_RC.split(num_rows), strict=True):
+    for base_chunk, current_chunk in _chunks(base_RC, current_RC):
         change_RC = current_chunk.double() - base_chunk.double()
         gram_CC += change_RC.T @ change_RC
     if not bool(torch.isfinite(gram_CC).all()):
         return math.nan
     return math.sqrt(max(0.0, float(torch.linalg.eigvalsh(gram_CC)[-1])))
+
+
+def _chunks(base: Tensor, current: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Views of both over the same rows, of about CHUNK_WEIGHTS weights."""
+    num_rows = max(1, CHUNK_WEIGHTS // max(1, base[:1].numel()))
+    for first in range(0, base.shape[0], num_rows):
+        yield base[first : first + num_rows], current[first : first + num_rows]
 
 
 Movement = Mapping[Place, Moved]
