@@ -211,3 +211,26 @@ def test_gradient_checkpointing_changes_no_bit(codec):
         eng.train_step(tick, seen, helpers.losses(eng, tick, seen))
         results.append(helpers.gradients(eng))
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+def test_errors_are_what_the_view_changed_at_real_tokens_and_leave_the_readings_alone(codec, monkeypatch):
+    """Against the difference taken at the view itself, token by token; 1e-6: the order of fp32 sums."""
+    eng, tick, seen = helpers.engine(), helpers.batches(), helpers.view(codec, 2)
+    plain = eng.forward(tick, seen)
+    crossed = {0: [], 1: []}
+    real = type(seen).cross
+
+    def watch(self, hidden_BTD, boundary, sample_B):
+        sent_BTD = real(self, hidden_BTD, boundary, sample_B)
+        crossed[boundary].append((sent_BTD - hidden_BTD).detach())
+        return sent_BTD
+
+    monkeypatch.setattr(type(seen), "cross", watch)
+    read = eng.forward(tick, seen, with_errors=True)
+    errors_ND = eng.take_errors()
+    for boundary, seen_errors in crossed.items():
+        real_ND = torch.cat([e[b.token_mask_BT] for e, b in zip(seen_errors, tick, strict=True)])
+        torch.testing.assert_close(errors_ND[boundary], real_ND.mean(0), atol=1e-6, rtol=1e-5)
+    assert all(torch.equal(a.logprob_BR, b.logprob_BR) for a, b in zip(plain, read, strict=True))
+    assert (errors_ND.abs().max() > 0) == (codec.name != "identity")

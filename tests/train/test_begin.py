@@ -45,7 +45,7 @@ def test_a_checkpoint_of_another_format_is_refused_and_not_called_damaged(tmp_pa
     run(tmp_path / "r", "--steps=1")
     file = tmp_path / "r" / "checkpoints" / "step-1" / "state.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 7}))
-    with pytest.raises(UserError, match="has format 7, this thinwire reads 1"):
+    with pytest.raises(UserError, match="has format 7, this thinwire reads 2"):
         run(tmp_path / "r", "--steps=1", resume=True)
     assert file.exists()
 

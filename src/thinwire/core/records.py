@@ -86,6 +86,15 @@ SERIES: tuple[Series, ...] = (
     Series(
         "movement/center_of_mass", "blocks", "none", "sum_l l |dW_l|^2 / sum_l |dW_l|^2, block index l from 0"
     ),
+    Series("error_growth/norm_<boundary>", "1", "codec", "|S_T|, S_T = sum of e_t, e_t = mean of h~ - h"),
+    Series("error_growth/step_norm", "1", "codec", "|e_T|, mean over boundaries"),
+    Series("error_growth/cosine", "1", "codec", "cos(e_T, e_{T-1}), mean over boundaries"),
+    Series(
+        "error_growth/exponent",
+        "1",
+        "codec",
+        "H of |S_{s+l} - S_s| ~ l^H over 32 steps: 1/2 redrawn, 1 the same every step; mean over boundaries",
+    ),
     Series("wire/forward_bytes", "bytes", "codec", "old, reference and training passes, padding included"),
     Series("wire/backward_bytes", "bytes", "codec", "gradients of the training passes"),
     Series(

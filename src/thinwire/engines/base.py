@@ -68,9 +68,18 @@ class Engine(Protocol):
     device: torch.device
 
     def forward(
-        self, batches: Sequence[Batch], view: View, policy: Policy = "current", *, with_entropy: bool = True
+        self,
+        batches: Sequence[Batch],
+        view: View,
+        policy: Policy = "current",
+        *,
+        with_entropy: bool = True,
+        with_errors: bool = False,
     ) -> list[Reading]:
-        """Log-probabilities of the response tokens, and their entropy if asked (else 0), without gradient."""
+        """Log-probabilities of the response tokens, and their entropy if asked (else 0), without gradient.
+
+        `with_errors` also keeps what the view changed at the boundaries, for `take_errors`.
+        """
         ...
 
     def train_step(self, batches: Sequence[Batch], view: View, loss_function: LossFunction) -> list[float]:
@@ -110,6 +119,10 @@ class Engine(Protocol):
 
     def take_timings(self) -> dict[str, float]:
         """Seconds of "forward" and "backward" of training passes since the last call."""
+        ...
+
+    def take_errors(self) -> Tensor:
+        """Mean of h~ - h over the real tokens of the last forward pass with errors: (boundaries, D), fp32."""
         ...
 
     def gather_weights(self, policy: Policy = "current") -> Mapping[str, Tensor]:

@@ -65,12 +65,24 @@ class LocalEngine:
         self.dtype, self.device = parameter.dtype, parameter.device
         self._master = Master(model, self._stages["current"], optimizer)
         self._seconds = {"forward": 0.0, "backward": 0.0}
+        self._errors: list[_ErrorSum] = []
 
     @torch.no_grad()
     def forward(
-        self, batches: Sequence[Batch], view: View, policy: Policy = "current", *, with_entropy: bool = True
+        self,
+        batches: Sequence[Batch],
+        view: View,
+        policy: Policy = "current",
+        *,
+        with_entropy: bool = True,
+        with_errors: bool = False,
     ) -> list[Reading]:
-        return [self._read(batch, view, policy, with_entropy=with_entropy) for batch in batches]
+        if with_errors:
+            self._errors = [_ErrorSum(self.hidden_dim, self.device) for _ in range(self.num_boundaries)]
+        errors = self._errors if with_errors else ()
+        return [
+            self._read(batch, view, policy, errors=errors, with_entropy=with_entropy) for batch in batches
+        ]
 
     def train_step(self, batches: Sequence[Batch], view: View, loss_function: LossFunction) -> list[float]:
         losses = []
@@ -136,6 +148,7 @@ class LocalEngine:
         view: View,
         policy: Policy,
         watched: Sequence["_MomentSum"] = (),
+        errors: Sequence["_ErrorSum"] = (),
         with_entropy: bool = True,
     ) -> Reading:
         """One pass through all stages, then log-probabilities and entropy of the response tokens only."""
@@ -144,7 +157,10 @@ class LocalEngine:
         def send(hidden_BTD: Tensor, boundary: int) -> Tensor:
             if watched:
                 watched[boundary].add_(hidden_BTD.detach(), batch.token_mask_BT)
-            return view.cross(hidden_BTD, boundary, batch.sample_B)
+            sent_BTD = view.cross(hidden_BTD, boundary, batch.sample_B)
+            if errors:
+                errors[boundary].add_(hidden_BTD, sent_BTD, batch.token_mask_BT)
+            return sent_BTD
 
         normed_BTD = stages.forward(batch.input_ids_BT, send)
         return read_tokens(batch, normed_BTD, stages, self._passes, with_entropy)
@@ -175,6 +191,10 @@ class LocalEngine:
     def take_timings(self) -> dict[str, float]:
         seconds, self._seconds = self._seconds, {"forward": 0.0, "backward": 0.0}
         return seconds
+
+    def take_errors(self) -> Tensor:
+        errors, self._errors = self._errors, []
+        return torch.stack([error.mean() for error in errors]).cpu()
 
     def gather_weights(self, policy: Policy = "current") -> Mapping[str, Tensor]:
         return self._model_of(policy).state_dict()
@@ -230,6 +250,22 @@ class _MomentSum:
 
     def moments(self) -> Moments:
         return Moments(self._count, self._sum_D, self._second_DD)
+
+
+class _ErrorSum:
+    """Running sum of h~ - h over real tokens of one boundary."""
+
+    def __init__(self, hidden_dim: int, device: torch.device) -> None:
+        self._count = 0
+        self._sum_D = torch.zeros(hidden_dim, device=device)
+
+    def add_(self, hidden_BTD: Tensor, sent_BTD: Tensor, mask_BT: Tensor) -> None:
+        error_BTD = sent_BTD.float() - hidden_BTD.float()
+        self._count += int(mask_BT.sum())
+        self._sum_D += (error_BTD * mask_BT[..., None]).sum((0, 1))
+
+    def mean(self) -> Tensor:
+        return self._sum_D / max(1, self._count)
 
 
 def _frozen_copy(model: nn.Module) -> nn.Module:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.core.errors import UserError
+from thinwire.instruments.error_growth import ErrorGrowth
 from thinwire.models.load import LoadedModel
 from thinwire.train import checkpoint
 from thinwire.train.anchor import initial_anchor_state
@@ -56,7 +57,8 @@ def taken_up(run: RunDir, parts: Parts, loaded: LoadedModel) -> tuple[checkpoint
 def _beginning(parts: Parts) -> checkpoint.Tree:
     """Where a run stands before its first step."""
     initial = initial_anchor_state(parts.codec, parts.engine.num_boundaries, parts.recipe.seed)
-    return checkpoint.Tree({}, initial, checkpoint.Progress())
+    errors = ErrorGrowth.at_start(parts.engine.num_boundaries, parts.engine.hidden_dim)
+    return checkpoint.Tree({}, initial, checkpoint.Progress(), errors)
 
 
 def _newest_whole(run: RunDir) -> tuple[Path | None, checkpoint.Tree | None, list[Path]]:

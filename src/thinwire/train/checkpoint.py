@@ -20,9 +20,10 @@ from torch import Tensor
 
 from thinwire.codecs import CodecState
 from thinwire.core.errors import UserError
+from thinwire.instruments.error_growth import ErrorGrowth
 from thinwire.train.anchor import AnchorState
 
-FORMAT = 1
+FORMAT = 2
 """Of state.json and the tensors' names; a checkpoint of another format is refused."""
 
 
@@ -50,11 +51,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Tree:
-    """All state of a run at a step boundary: engine tensors, learned codec states, progress."""
+    """All state of a run at a step boundary: engine tensors, learned codec states, progress, codec errors."""
 
     engine: Mapping[str, Tensor]
     anchor: AnchorState
     progress: Progress
+    errors: ErrorGrowth
 
 
 def save(folder: Path, tree: Tree, keep: int) -> Path:
@@ -66,6 +68,7 @@ def save(folder: Path, tree: Tree, keep: int) -> Path:
     tensors = {f"engine.{name}": tensor for name, tensor in tree.engine.items()}
     for boundary, state in enumerate(tree.anchor.states):
         tensors |= {f"codec.{boundary}.{name}": tensor for name, tensor in state.tensors.items()}
+    tensors |= {"errors.total": tree.errors.total_ND, "errors.recent": tree.errors.recent_WND}
     with as_os_errors():
         save_file(
             {name: t.detach().cpu().contiguous() for name, t in tensors.items()},
@@ -123,7 +126,8 @@ def load(folder: Path) -> Tree:
         if not isinstance(progress.step, int) or not isinstance(progress.settings, dict):
             raise TypeError("progress must hold a whole step and a table of settings")
         engine = {n.removeprefix("engine."): t for n, t in tensors.items() if n.startswith("engine.")}
-        return Tree(engine, AnchorState(tuple(states), small["anchor_fires"]), progress)
+        errors = ErrorGrowth(tensors["errors.total"], tensors["errors.recent"])
+        return Tree(engine, AnchorState(tuple(states), small["anchor_fires"]), progress, errors)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise Damaged(f"--resume: {folder} is not a whole checkpoint ({error})") from None
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from thinwire.control import Settings
 from thinwire.core.errors import NonFinite, RunFailure, UserError
+from thinwire.instruments.error_growth import ErrorGrowth
 from thinwire.instruments.mismatch import GAP_MEANS, gap_parts
 from thinwire.models.load import LoadedModel, load_model
 from thinwire.train import checkpoint
@@ -69,7 +70,7 @@ def _train(
     observer.start(arm or recipe.name, tree.progress.step + 1, recipe.steps)
     for message in messages:
         observer.message(message)
-    stand = _Stand(tree.anchor, tree.progress)
+    stand = _Stand(tree.anchor, tree.progress, tree.errors)
     with finish_step_on_signal() as stop:
         try:
             status = _run_steps(_Run(parts, run, loaded, observer, stop), stand)
@@ -101,6 +102,7 @@ class _Stand:
 
     anchor: AnchorState
     progress: checkpoint.Progress
+    errors: ErrorGrowth
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,9 @@ def _run_steps(run: _Run, stand: _Stand) -> str:
         started = time.perf_counter()
         result = _step_or_refuse(run, stand, step, settings)
         metrics = _step_metrics(run.parts, result, step, settings, stand.progress)
+        if result.errors_ND is not None:
+            stand.errors = stand.errors.after(result.errors_ND)
+            metrics |= stand.errors.series()
         stand.anchor, stand.progress = result.anchor, _advanced(stand.progress, step, metrics)
         stand.progress, decision = steer(run.parts, stand.progress, metrics)
         _log_or_keep(run, stand, result, metrics, decision.events if decision else ())
@@ -132,7 +137,7 @@ def _run_steps(run: _Run, stand: _Stand) -> str:
         stand.progress = replace(stand.progress, seconds=seconds)
         every, last = recipe.checkpoint.every, step == recipe.steps or run.stop.asked
         if last or (every and step % every == 0):
-            _save(run, stand.anchor, stand.progress)
+            _save(run, stand)
         if decision:
             settings = decision.settings
             _refuse_to_go_on(run, stand, decision.stop)
@@ -152,7 +157,7 @@ def _step_or_refuse(run: _Run, stand: _Stand, step: int, settings: Settings) -> 
         if before is not None:
             run.parts.engine.load_state(before)
         if before is not None or _num_updates(run.parts) == updates:
-            _save(run, stand.anchor, stand.progress)
+            _save(run, stand)
         if isinstance(error, NonFinite):
             run.dir.append(run.dir.events, {"step": step, "event": "non_finite", "series": error.series})
 
@@ -188,7 +193,7 @@ def _refuse_to_go_on(run: _Run, stand: _Stand, reason: str) -> None:
     """The controller's hard stop, with a checkpoint to resume from."""
     if not reason:
         return
-    _save(run, stand.anchor, stand.progress)
+    _save(run, stand)
     run.dir.append(run.dir.events, {"step": stand.progress.step, "event": "stopped", "reason": reason})
     raise RunFailure(f"step {stand.progress.step}: stopped by the controller, {reason}; {resumable(run.dir)}")
 
@@ -232,7 +237,7 @@ def _log_or_keep(
     """Log a whole step; where its validation or the disk fails, a checkpoint keeps its line for a resume."""
 
     def keep(error: Exception) -> None:
-        _save(run, stand.anchor, replace(stand.progress, unlogged=metrics))
+        _save(run, replace(stand, progress=replace(stand.progress, unlogged=metrics)))
 
     where = f"{run.dir.path}: after step {stand.progress.step}"
     with explained(where, lambda: resumable(run.dir), keep):
@@ -286,6 +291,6 @@ def _backup(parts: Parts) -> Mapping[str, Tensor] | None:
     return {name: tensor.clone() for name, tensor in parts.engine.state().items()}
 
 
-def _save(run: _Run, anchor: AnchorState, progress: checkpoint.Progress) -> None:
-    tree = checkpoint.Tree(run.parts.engine.state(), anchor, progress)
+def _save(run: _Run, stand: _Stand) -> None:
+    tree = checkpoint.Tree(run.parts.engine.state(), stand.anchor, stand.progress, stand.errors)
     checkpoint.save(run.dir.checkpoints, tree, run.parts.recipe.checkpoint.keep)

@@ -32,6 +32,8 @@ class ProbeConfig(BaseModel):
     """Rollout steps between readings, from step 1, and at the last; 0 = off. A probe never changes a run."""
     held_prompts: int = Field(64, ge=0)
     """Validation problems of the fixed batch, answered once by the initial policy; 0 = no fixed batch."""
+    error_growth: bool = True
+    """Accumulate the codec's mean error at every boundary, every step (costs one sum in the old pass)."""
     greedy: bool = False
     """Also score greedy answers to the problems of the fixed batch (costs their sampling)."""
     movement: bool = False

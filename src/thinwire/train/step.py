@@ -3,7 +3,7 @@
     prompts -> dense samples -> scores -> micro-batches -> [anchor] -> View -> old, reference and
     training passes through that one View -> updates -> series
 
-Letters: B rows, R response positions.
+Letters: B rows, R response positions, N boundaries, D hidden size.
 """
 
 import math
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from thinwire.codecs import Codec, View, publish
+from thinwire.codecs import Codec, Identity, View, publish
 from thinwire.control import Settings
 from thinwire.engines.base import Engine, Reading, UpdateSettings
 from thinwire.engines.batch import Batch, Rows, partition
@@ -47,6 +47,12 @@ class Parts:
     held: Held | None = None
     """The probe's fixed batch, where it is on."""
 
+    @property
+    def watches_errors(self) -> bool:
+        """Whether there is a codec error to accumulate, and the recipe asks for it."""
+        sends = self.engine.num_boundaries > 0 and not isinstance(self.codec, Identity)
+        return sends and self.recipe.probe.error_growth
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -55,6 +61,8 @@ class StepResult:
     metrics: dict[str, float]
     anchor: slow.AnchorState
     scored: Scored
+    errors_ND: Tensor | None = None
+    """What the view changed on average at every boundary in the old pass, where that is measured."""
 
 
 def run_step(parts: Parts, step: int, settings: Settings, anchor: slow.AnchorState) -> StepResult:
@@ -76,7 +84,9 @@ def run_step(parts: Parts, step: int, settings: Settings, anchor: slow.AnchorSta
             anchor = fired.staged if fired else anchor
         view = open_view(parts, anchor, step, settings)
         with clock.phase("old"):
-            old = engine.forward(batches, view)
+            watched = parts.watches_errors
+            old = engine.forward(batches, view, with_errors=watched)
+            errors_ND = engine.take_errors() if watched else None
         with clock.phase("reference"):
             reference = engine.forward(batches, view, "reference", with_entropy=False)
         refuse_non_finite(logprob_sums(batches, old, reference))
@@ -91,7 +101,7 @@ def run_step(parts: Parts, step: int, settings: Settings, anchor: slow.AnchorSta
     metrics |= view_series(batches, old)
     metrics |= wire_series(parts, view, batches, fired, 3 if learns else 2, probed.num_tokens)
     metrics |= {f"timing_s/{phase}": seconds for phase, seconds in clock.seconds.items()}
-    return StepResult(metrics, anchor, scored)
+    return StepResult(metrics, anchor, scored, errors_ND)
 
 
 def is_probed(recipe: Recipe, step: int) -> bool:
