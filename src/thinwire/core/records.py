@@ -79,6 +79,13 @@ SERIES: tuple[Series, ...] = (
     Series(
         "probe/gap_view_part", "nats", "codec", "E log v at step 1 minus now; both add to the gap's change"
     ),
+    Series("movement/relative_change", "1", "none", "|W_t - W_0|_F / |W_0|_F, all weights, after the step"),
+    Series("movement/cosine", "1", "none", "<W_t, W_0> / (|W_t|_F |W_0|_F), all weights as one vector"),
+    Series("movement/changed_bf16_share", "share", "none", "weights with bf16(W_t) != bf16(W_0)"),
+    Series("movement/spectral_norm_max", "1", "none", "largest |W_t - W_0|_2 of a matrix"),
+    Series(
+        "movement/center_of_mass", "blocks", "none", "sum_l l |dW_l|^2 / sum_l |dW_l|^2, block index l from 0"
+    ),
     Series("error_growth/norm_<boundary>", "1", "codec", "|S_T|, S_T = sum of e_t, e_t = mean of h~ - h"),
     Series("error_growth/step_norm", "1", "codec", "|e_T|, mean over boundaries"),
     Series("error_growth/cosine", "1", "codec", "cos(e_T, e_{T-1}), mean over boundaries"),
@@ -117,6 +124,7 @@ SERIES: tuple[Series, ...] = (
     Series("timing_s/backward", "s", "none", "training backward passes"),
     Series("timing_s/update", "s", "none", "merge, clipping, optimizer"),
     Series("timing_s/step", "s", "none", "the whole step without validation and logging"),
+    Series("timing_s/movement", "s", "none", "reading the weights' movement, after the step"),
     Series("timing_s/validation", "s", "none", "greedy validation"),
     Series("memory/peak_rss_bytes", "bytes", "none", "peak resident memory of the process so far"),
 )

@@ -125,12 +125,12 @@ class Engine(Protocol):
         """Mean of h~ - h over the real tokens of the last forward pass with errors: (boundaries, D), fp32."""
         ...
 
-    def gather_weights(self) -> Mapping[str, Tensor]:
-        """The current weights by the model's own parameter names, in the compute type."""
+    def gather_weights(self, policy: Policy = "current") -> Mapping[str, Tensor]:
+        """The weights of a policy by the model's own parameter names, in the compute type."""
         ...
 
     def state(self) -> dict[str, Tensor]:
-        """Everything a resumed run needs, as named tensors."""
+        """Everything a resumed run needs, as named tensors; weight.NAME is the optimizer's fp32 copy."""
         ...
 
     def load_state(self, state: Mapping[str, Tensor]) -> None:

@@ -48,9 +48,10 @@ class LocalEngine:
         has_snapshot: bool,
     ) -> None:
         self.model = model
+        self._reference_model = _frozen_copy(model)
         self._stages: dict[Policy, Stages] = {
             "current": split(model, num_stages, boundaries),
-            "reference": split(_frozen_copy(model), num_stages, boundaries, verify=False),
+            "reference": split(self._reference_model, num_stages, boundaries, verify=False),
         }
         if has_snapshot:
             self._snapshot_model = _frozen_copy(model).requires_grad_(True)
@@ -165,6 +166,8 @@ class LocalEngine:
         return read_tokens(batch, normed_BTD, stages, self._passes, with_entropy)
 
     def _model_of(self, policy: Policy) -> nn.Module:
+        if policy == "reference":
+            return self._reference_model
         return self._snapshot_model if policy == "snapshot" else self.model
 
     def take_snapshot(self, step: int) -> None:
@@ -193,8 +196,8 @@ class LocalEngine:
         errors, self._errors = self._errors, []
         return torch.stack([error.mean() for error in errors]).cpu()
 
-    def gather_weights(self) -> Mapping[str, Tensor]:
-        return self.model.state_dict()
+    def gather_weights(self, policy: Policy = "current") -> Mapping[str, Tensor]:
+        return self._model_of(policy).state_dict()
 
     def state(self) -> dict[str, Tensor]:
         tensors = self._master.state()

@@ -46,8 +46,8 @@ def taken_up(run: RunDir, parts: Parts, loaded: LoadedModel) -> tuple[checkpoint
         left.rename(left.with_name(f"{left.name}.damaged"))
     at, unlogged = tree.progress.step, tree.progress.unlogged
     run.cut_after(at if at else -1)
-    if unlogged:  # the loop writes its line
-        run.cut_after(at - 1, [run.metrics])
+    if unlogged:  # the loop writes its lines
+        run.cut_after(at - 1, [run.metrics, run.movement])
     names = [left.name for left in damaged]
     event = {"step": at, "event": "resumed", "commit": commit()}
     run.append(run.events, event | ({"damaged": names} if names else {}))

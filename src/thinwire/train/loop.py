@@ -22,6 +22,7 @@ from thinwire.train.clock import peak_rss_bytes
 from thinwire.train.config import Recipe
 from thinwire.train.failures import explained, is_out_of_memory, resumable, told
 from thinwire.train.locks import locked
+from thinwire.train.movement import record_movement
 from thinwire.train.parts import build, dropped_note, save_model
 from thinwire.train.progress import Observer
 from thinwire.train.rollout import sample_rows, validate
@@ -200,6 +201,7 @@ def _refuse_to_go_on(run: _Run, stand: _Stand, reason: str) -> None:
 def _log_pending(run: _Run, progress: checkpoint.Progress) -> checkpoint.Progress:
     """Log the last step of a run that ended in doing so, validation included."""
     metrics, progress = dict(progress.unlogged), replace(progress, unlogged={})
+    metrics |= record_movement(run.parts, run.dir, progress.step)
     if "val/score" in metrics or not _validation_due(run.parts.recipe, progress.step):
         run.dir.append(run.dir.metrics, metrics)
         return progress
@@ -247,11 +249,12 @@ def _log_or_keep(
 def _logged(
     run: _Run, result: StepResult, metrics: dict[str, float], progress: checkpoint.Progress
 ) -> checkpoint.Progress:
-    """Validate if due, then write the step's samples and last its metrics."""
+    """Write the step's samples and movement, validate if due, and last write its metrics."""
     recipe, step = run.parts.recipe, progress.step
     limit = recipe.logging.rollouts_max_megabytes * 1e6
     for row in sample_rows(result.scored, step, recipe.logging.rollouts_per_step):
         run.dir.append(run.dir.rollouts, row, limit)
+    metrics |= record_movement(run.parts, run.dir, step)
     if _validation_due(recipe, step):
         progress = _validated(run, progress, metrics)
     else:

@@ -9,10 +9,12 @@ Letters: B rows, R response positions.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from thinwire.codecs import View
+from thinwire.core.errors import UserError
 from thinwire.engines.base import Engine, Reading
 from thinwire.engines.batch import Batch
 from thinwire.rl.kl import kl_estimate
@@ -34,6 +36,14 @@ class ProbeConfig(BaseModel):
     """Accumulate the codec's mean error at every boundary, every step (costs one sum in the old pass)."""
     greedy: bool = False
     """Also score greedy answers to the problems of the fixed batch (costs their sampling)."""
+    movement: bool = False
+    """Also record how far every block's weights are from the start (movement.jsonl), after the step."""
+
+    @model_validator(mode="after")
+    def _refuse_ignored_settings(self) -> Self:
+        if self.movement and not self.every:
+            raise UserError("probe.movement = true has no effect with probe.every = 0; set probe.every = 20")
+        return self
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ class RunDir:
         self.metrics = path / "metrics.jsonl"
         self.rollouts = path / "rollouts.jsonl"
         self.events = path / "events.jsonl"
+        self.movement = path / "movement.jsonl"
         self.checkpoints = path / "checkpoints"
 
     def create(self, recipe: Recipe, environment: Mapping[str, Any], model: Mapping[str, Any]) -> None:
@@ -57,7 +58,7 @@ class RunDir:
 
     def cut_after(self, step: int, files: Sequence[Path] = ()) -> None:
         """Drop lines of later steps and a half-written last line, before a run resumes at step + 1."""
-        for file in files or (self.metrics, self.rollouts, self.events):
+        for file in files or (self.metrics, self.rollouts, self.events, self.movement):
             if not file.exists():
                 continue
             kept = [line for line in _lines(file) if _step_of(line, step + 1) <= step]
