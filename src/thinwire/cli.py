@@ -208,6 +208,13 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
         "directories", type=Path, nargs="+", metavar="DIR", help="the --out of train, compare or demo"
     )
     report.option("--out", type=Path, help="default DIR/report.html, or report.html here for several DIR")
+    movement = add("movement", run.movement, "How far weights have moved from a base, block by block.", False)
+    movement.parser.add_argument(
+        "base", metavar="BASE", help="model folder, .safetensors, .gguf, embedded, package:NAME, or a run"
+    )
+    movement.parser.add_argument(
+        "checkpoints", nargs="+", metavar="CHECKPOINT", help="the same, or RUN/checkpoints/step-N"
+    )
     demo = add("demo", run.demo, "The embedded default: four arms, one report.", True)
     demo.option("--quick", action="store_true", help="40 steps instead of 200")
     demo.option("--out", type=Path, help="default runs/demo-N; the same one again goes on")

@@ -178,6 +178,14 @@ def report(options: argparse.Namespace) -> Result:
     return Result({"report": str(page)}, f"report: {page}")
 
 
+def movement(options: argparse.Namespace) -> Result:
+    """How far the weights of checkpoints have moved from a base, block by block."""
+    from thinwire.train.moved_files import compare_files, describe
+
+    found = compare_files(options.base, options.checkpoints)
+    return Result(found, describe(found))
+
+
 def codecs(options: argparse.Namespace) -> Result:
     """Name, settings and wire cost of every codec at a width."""
     import torch

@@ -68,6 +68,8 @@ def metrics(arm: str, seed: int, num_steps: int) -> list[dict[str, Any]]:
         if (i + 1) % 20 == 0:
             record["val/score"] = float(rng.binomial(500, score_level(arm, num_steps)[i]) / 500)
             record["probe/kl_dense"] = noisy(0.01 + 0.1 * t[i] * (3 if falling else 1), 0.1)
+            record["movement/relative_change"] = 0.01 * t[i]
+            record["movement/center_of_mass"] = 3.5 + t[i]
             record["probe/kl_gain"] = noisy(10.0 if falling else 1.5, 0.1)
             record["probe/held_kl"] = noisy(0.01 + 0.1 * t[i], 0.1)
             record["probe/entropy_dense"] = noisy(0.6 - 0.15 * t[i], 0.05)
@@ -101,6 +103,12 @@ def write_run(folder: Path, arm: str, seed: int, num_steps: int = 200, response:
         for step in (1, num_steps)
     ]
     (folder / "rollouts.jsonl").write_text("".join(json.dumps(answer) + "\n" for answer in answers))
+    if arm.startswith("subspace"):
+        lines = [
+            {"step": s, "blocks": [{"block": b, "relative_change": 1e-4 * s * (1 + b)} for b in range(8)]}
+            for s in range(20, num_steps + 1, 20)
+        ]
+        (folder / "movement.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if arm == "subspace-20":
         event = {
             "step": 20,

@@ -47,12 +47,16 @@ def test_runs_without_probe_growth_and_controller_have_no_empty_sections(tmp_pat
     folder = write_run(tmp_path / "run", "dense", 1, 30)
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     plain = [
-        {k: v for k, v in row.items() if k.split("/")[0] not in ("probe", "error_growth", "controller")}
+        {
+            k: v
+            for k, v in row.items()
+            if k.split("/")[0] not in ("probe", "error_growth", "controller", "movement")
+        }
         for row in rows
     ]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in plain))
     page = render([load_run(folder)])
-    for heading in ("Controller", "Error growth", "Where the gap comes from"):
+    for heading in ("Controller", "Error growth", "Weight movement", "Where the gap comes from"):
         assert f"<h2>{heading}</h2>" not in page
 
 

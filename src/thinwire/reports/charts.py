@@ -40,7 +40,8 @@ Shade = tuple[str, int, int]
 class ChartSpec:
     """One chart: the series, how it is called, its unit (values are multiplied by `scale` to get it).
 
-    `spans` shades failure spans, `marks` draws an upright line where the controller changed a setting.
+    `spans` shades failure spans, `marks` draws an upright line where the controller changed a setting,
+    `level` a dashed level line at this value.
     """
 
     key: str
@@ -53,6 +54,7 @@ class ChartSpec:
     lens: bool = False
     spans: bool = False
     marks: bool = False
+    level: float | None = None
 
 
 CHARTS = (
@@ -146,6 +148,24 @@ CHARTS = (
         marks=True,
     ),
     ChartSpec("error_growth/cosine", "Cosine of successive mean errors", "cosine", "growth"),
+    ChartSpec(
+        "movement/relative_change",
+        "Relative change of the weights",
+        "% of their norm",
+        "movement",
+        "All weights together.",
+        100.0,
+        points=True,
+        level=100 * 2.0**-9,
+    ),
+    ChartSpec(
+        "movement/center_of_mass",
+        "Centre of mass over depth",
+        "block",
+        "movement",
+        "Block index weighted by squared change.",
+        points=True,
+    ),
     ChartSpec(
         "controller/demand",
         "Demand",

@@ -68,7 +68,7 @@ def svg_css(num_arms: int) -> str:
     arms = "".join(f".s{i}{{stroke:var(--arm-{i})}}.f{i}{{fill:var(--arm-{i})}}" for i in range(num_arms))
     return arms + (
         ".line{fill:none;stroke-width:3;stroke-linejoin:round}.line.thin{stroke-width:2.2}.dot{fill:none;stroke-width:9;stroke-linecap:round}"
-        ".mark{fill:none;stroke-width:1.5;stroke-dasharray:3 3}"
+        ".mark{fill:none;stroke-width:1.5;stroke-dasharray:3 3}.level{stroke:var(--muted)}"
         ".grid{stroke:var(--rule);stroke-width:1}.tick{font-size:13px;fill:var(--muted)}.ground{fill:var(--ground)}"
     )
 
@@ -134,6 +134,9 @@ def _chart_body(
         y = 2 * axes.y(np.concatenate([band.low, band.high[::-1]]))
         shape = f'transform="scale(.5)" d="{_path(x, y, False)}z"'
         parts.append(f'<path class="f{arms.index(band.arm)}" opacity=".16" {shape}/>')
+    if spec.level is not None and axes.low <= spec.level <= axes.high:
+        y_level = f"{float(axes.y(spec.level)):.1f}"
+        parts.append(f'<path class="mark level" d="M{LEFT} {y_level}h{_PLOT_WIDTH}"/>')
     for arm, step in over.marks:
         x_mark = f"{float(axes.x(step)):.1f}"
         parts.append(f'<path class="mark s{arms.index(arm)}" d="M{x_mark} {TOP}v{_PLOT_HEIGHT}"/>')

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 import thinwire
 from thinwire.core.errors import UserError
-from thinwire.reports import actions, figures, sections, verdicts
+from thinwire.reports import actions, figures, heatmap, sections, verdicts
 from thinwire.reports.charts import (
     CHARTS,
     MAX_POINTS,
@@ -57,10 +57,14 @@ GROUPS = {
         "Error growth",
         "Does the wire throw away the same thing twice? From the codec's mean error at every boundary.",
     ),
+    "movement": (
+        "Weight movement",
+        "Against the start. Dashed level line: below 0.195% of itself a bf16 weight rounds back.",
+    ),
     "controller": ("Controller", "Dashed upright lines mark the steps after which it changed a setting."),
 }
 # Groups left out where nothing of them was measured, instead of a line that says so.
-OPTIONAL = ("parts", "growth", "controller")
+OPTIONAL = ("parts", "growth", "movement", "controller")
 
 
 def write_report(
@@ -195,6 +199,7 @@ def _charts(runs: Sequence[Run], arms: list[str], limit: int) -> tuple[str, str]
         if figures_html or group not in OPTIONAL:
             after = actions.table(runs, arms) if group == "controller" else ""
             html_parts.append(_chart_section(group, heading, lead, figures_html, missing, after))
+    html_parts.append(heatmap.section(runs, arms))
     html_parts.append(_marks(runs, arms, limit if thinned else None))
     seeds = sorted({run.seed for run in runs})
     fields = {"arms": arms, "seeds": seeds, "steps": step_range(runs), "x": shared_steps}
@@ -259,7 +264,8 @@ def _chart_json(
         f"{_numbers(b.low)},{_numbers(b.high)}]"
         for b in over.bands
     ]
-    fields = {"id": chart_id, "unit": spec.unit, "points": spec.points, "spans": shades, "marks": marks}
+    fields = {"id": chart_id, "unit": spec.unit, "points": spec.points, "level": spec.level, "spans": shades}
+    fields["marks"] = marks
     head = json.dumps(fields | {"x": shared_steps.index(steps)}, separators=(",", ":"))
     return f'{head[:-1]},"bands":[{",".join(bands)}],"lines":[{",".join(rows)}]}}'
 

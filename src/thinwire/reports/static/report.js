@@ -85,6 +85,14 @@
       ctx.globalAlpha = 0.9;
       ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
       ctx.lineWidth = 1.2 * devicePixelRatio;
+      if (chart.level !== null) {
+        const at = plot.valToPos(chart.level, "y", true);
+        ctx.strokeStyle = colour("--muted");
+        ctx.beginPath();
+        ctx.moveTo(bbox.left, at);
+        ctx.lineTo(bbox.left + bbox.width, at);
+        ctx.stroke();
+      }
       for (const [arm, step] of chart.marks) {
         if (hidden.has(arm)) continue;
         const at = plot.valToPos(step, "x", true);
@@ -212,6 +220,7 @@
       spans: spec.spans,
       bands: spec.bands,
       marks: spec.marks,
+      level: spec.level,
       unit: spec.unit,
       points: spec.points,
     };
