@@ -52,7 +52,7 @@ def section(runs: Sequence[Run], arms: Sequence[str]) -> str:
     ]
     return (
         '<section id="heatmap"><h2>Where the weights moved</h2><p class="muted">Relative change of each '
-        f"block since the start, by step: pale is none, full colour {highest:.3%}. The outlined cells lie below "
+        f"block since the start, by step: pale is none, full colour {highest:.3%}. Outlined cells lie below "
         f"{BF16_LINE:.3%}, the change that a weight held in bf16 may lose to rounding.</p>"
         f'<div class="grid2">{"".join(figures)}</div></section>'
     )
