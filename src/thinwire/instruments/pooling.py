@@ -49,11 +49,12 @@ class Difference:
 def pool(slopes: Sequence[Estimate]) -> Pooled:
     """Random-effects mean of two or more independent slopes.
 
-    w_i = 1 / (se_i^2 + tau^2), mean = sum w_i b_i / sum w_i, tau^2 = max(0, (Q - (k - 1)) / (S1 - S2 / S1)) with
-    Q, S1, S2 from the weights 1 / se_i^2 (DerSimonian and Laird, 1986). error^2 = max(1, H) / sum w_i,
+    w_i = 1 / (se_i^2 + tau^2), mean = sum w_i b_i / sum w_i; with weights v_i = 1 / se_i^2 and their spread
+    Q = sum v_i (b_i - mean_v)^2: tau^2 = max(0, (Q - (k - 1)) / (sum v - sum v^2 / sum v)) (DerSimonian and
+    Laird, 1986). error^2 = max(1, H) / sum w_i,
     H = sum w_i (b_i - mean)^2 / (k - 1) (Hartung and Knapp 2001, Sidik and Jonkman 2002; the floor of 1 as in
-    Roever, Knapp and Friede 2015, for few seeds). statsmodels' combine_effects agrees where Q > k - 1; below, it
-    goes on with a negative tau^2.
+    Roever, Knapp and Friede 2015, for few seeds). statsmodels' combine_effects agrees where
+    Q > k - 1; below, it goes on with a negative tau^2.
     """
     if len(slopes) < 2:
         raise ValueError(f"slopes must be 2 or more seeds, got {len(slopes)}")
