@@ -215,6 +215,16 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
     movement.parser.add_argument(
         "checkpoints", nargs="+", metavar="CHECKPOINT", help="the same, or RUN/checkpoints/step-N"
     )
+    analyze = add("analyze", run.analyze, "Is a run stable? Statistics and a verdict from any log.", False)
+    analyze.parser.add_argument("logs", nargs="+", type=Path, metavar="FILE|RUN", help="logs or directories")
+    analyze.option(
+        "--series", action="append", default=[], metavar="KEY", help="show only this one; repeatable"
+    )
+    analyze.option(
+        "--window", type=_window, default=(None, None), metavar="FIRST:LAST", help="the steps to judge"
+    )
+    analyze.option("--bound", type=float, metavar="X", help="project when the gap reaches X")
+    analyze.option("--slope", type=float, metavar="X", help="the smallest slope of the gap that matters")
     demo = add("demo", run.demo, "The embedded default: four arms, one report.", True)
     demo.option("--quick", action="store_true", help="40 steps instead of 200")
     demo.option("--out", type=Path, help="default runs/demo-N; the same one again goes on")
@@ -228,6 +238,16 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
 
 def _names(text: str) -> list[str]:
     return [name for part in text.split(",") if (name := part.strip())]
+
+
+def _window(text: str) -> tuple[int | None, int | None]:
+    first, colon, last = text.partition(":")
+    try:
+        if not colon:
+            raise ValueError
+        return int(first) if first.strip() else None, int(last) if last.strip() else None
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no range of steps such as 100:600 or 100:") from None
 
 
 def _whole_numbers(text: str) -> list[int]:

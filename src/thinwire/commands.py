@@ -186,6 +186,18 @@ def movement(options: argparse.Namespace) -> Result:
     return Result(found, describe(found))
 
 
+def analyze(options: argparse.Namespace) -> Result:
+    """Statistics and verdict of logs, whoever wrote them."""
+    from shutil import get_terminal_size
+
+    from thinwire.reports import analyze as analysis
+    from thinwire.reports.analyze_text import describe
+
+    request = analysis.Request(tuple(options.series), options.window, options.bound, options.slope)
+    found = analysis.analyze(options.logs, request)
+    return Result(found, describe(found, get_terminal_size((120, 24)).columns))
+
+
 def codecs(options: argparse.Namespace) -> Result:
     """Name, settings and wire cost of every codec at a width."""
     import torch

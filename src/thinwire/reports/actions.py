@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from thinwire.reports.load import Run, json_lines
+from thinwire.reports.load import Run
+from thinwire.reports.readings import Notes, json_lines
 from thinwire.reports.sections import chip, count
 
 MAX_ROWS = 40
@@ -26,7 +27,7 @@ class Action:
 def load_actions(run: Run) -> list[Action]:
     """The controller's actions in the order of the file; lines that are none are skipped."""
     actions = []
-    for _, record in json_lines(run.path / "events.jsonl", []):
+    for _, record in json_lines(run.path / "events.jsonl", Notes()):
         step = record.get("step")
         if record.get("event") == "controller" and isinstance(step, int):
             old, new = _value(record.get("from")), _value(record.get("to"))

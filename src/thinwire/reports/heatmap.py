@@ -5,7 +5,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from thinwire.reports.load import Run, json_lines
+from thinwire.reports.load import Run
+from thinwire.reports.readings import Notes, json_lines
 from thinwire.reports.sections import chip
 
 LEFT, TOP, BOTTOM, WIDTH, ROW = 64, 6, 34, 720, 18
@@ -26,7 +27,7 @@ class Moves:
 def load_moves(run: Run) -> Moves | None:
     """The heat map's values, thinned to MAX_COLUMNS steps; None where movement was not recorded."""
     rows: dict[int, dict[int, float]] = {}
-    for _, record in json_lines(run.path / "movement.jsonl", []):
+    for _, record in json_lines(run.path / "movement.jsonl", Notes()):
         step, blocks = record.get("step"), record.get("blocks")
         if isinstance(step, int) and isinstance(blocks, list):
             rows[step] = dict(cell for cell in map(_cell, blocks) if cell is not None)

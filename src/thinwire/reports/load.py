@@ -6,51 +6,21 @@ A run may be in progress, killed or failed: half-written lines, NaN, repeated st
 import json
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from thinwire.core.errors import UserError
+from thinwire.reports.readings import EMPTY_SERIES as EMPTY_SERIES
+from thinwire.reports.readings import Notes, Readings, json_lines, number, whole_step
+from thinwire.reports.readings import Series as Series
 
 METRICS_FILE = "metrics.jsonl"
-MAX_INTEGER = 2**53
-"""Larger integers are no step and no reading: a float does not hold them exactly."""
 ARM_ORDER = ("dense", "exact-k", "subspace-20", "subspace-10")
 WIRE_PARTS = ("forward", "backward", "anchor", "side_channel")
-
-
-@dataclass(frozen=True)
-class Series:
-    """Readings of one key: `steps` strictly increasing, `values` of the same length (NaN, inf kept)."""
-
-    steps: NDArray[np.int64]
-    values: NDArray[np.float64]
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def at(self, step: int) -> float | None:
-        """The reading of exactly this step, None where it was not measured."""
-        index = int(np.searchsorted(self.steps, step))
-        found = index < len(self.steps) and int(self.steps[index]) == step
-        return float(self.values[index]) if found else None
-
-    def between(self, first: int, last: int) -> "Series":
-        """The readings of steps first..last, both included."""
-        inside = (self.steps >= first) & (self.steps <= last)
-        return Series(self.steps[inside], self.values[inside])
-
-    def finite(self) -> "Series":
-        """The readings that are finite numbers."""
-        known = np.isfinite(self.values)
-        return Series(self.steps[known], self.values[known])
-
-
-EMPTY_SERIES = Series(np.zeros(0, np.int64), np.zeros(0, np.float64))
 
 
 @dataclass(frozen=True)
@@ -200,7 +170,7 @@ def load_run(directory: Path | str) -> Run:
 def load_rollouts(run: Run, steps: Sequence[int] = (), per_step: int = 1) -> list[Rollout]:
     """The first `per_step` rollouts of each of `steps` (default: first and last recorded step)."""
     by_step: dict[int, list[Rollout]] = {}
-    for _, record in json_lines(run.path / "rollouts.jsonl", []):
+    for _, record in json_lines(run.path / "rollouts.jsonl", Notes()):
         if not isinstance(record.get("step"), int):
             continue
         kept = by_step.setdefault(record["step"], [])
@@ -264,56 +234,16 @@ def _read_object(path: Path) -> dict[str, Any] | None:
     return value
 
 
-def json_lines(path: Path, notes: list[str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The objects of a JSONL file with their line numbers; any other line is named in `notes`.
-
-    This is the seam for a run in progress and for one resumed after a kill in mid-write.
-    """
-    if not path.is_file():
-        return
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):  # not JSON, or an integer of thousands of digits
-                record = None
-            if isinstance(record, dict):
-                yield number, record
-            else:
-                notes.append(f"{path.name} line {number} is not a JSON object and was left out")
-
-
 def _read_series(path: Path) -> tuple[dict[str, Series], list[str]]:
     """All series of a metrics file; a repeated step keeps its last reading (resumed runs write it anew)."""
-    notes: list[str] = []
-    readings: dict[str, dict[int, float]] = {}
-    for number, record in json_lines(path, notes):
-        step = _number(record.get("step"))
-        if step is None or not abs(step) < MAX_INTEGER:
-            notes.append(f"{path.name} line {number} has no step and was left out")
-            continue
-        for key, raw in record.items():
-            value = _number(raw)
-            if key != "step" and value is not None:
-                readings.setdefault(key, {})[int(step)] = value
-    series = {}
-    for key, by_step in readings.items():
-        steps = sorted(by_step)
-        series[key] = Series(np.array(steps, np.int64), np.array([by_step[s] for s in steps], np.float64))
-    return series, notes
-
-
-def _number(raw: Any) -> float | None:
-    """JSON numbers, NaN and inf as tokens or strings, as float; None for anything else."""
-    if isinstance(raw, bool):
-        return None
-    if isinstance(raw, (int, float)):
-        return float(raw) if isinstance(raw, float) or abs(raw) < MAX_INTEGER else None
-    if isinstance(raw, str) and raw.strip().lower().lstrip("+-") in ("nan", "inf", "infinity"):
-        return float(raw)
-    return None
+    readings, notes = Readings(), Notes()
+    for line, record in json_lines(path, notes):
+        step = whole_step(record.get("step"))
+        if step is None:
+            notes.add(f"{path.name} line {line} has no step and was left out")
+        else:
+            readings.add_record(step, record, "step")
+    return readings.series(), notes.lines()
 
 
 def _rollout(record: dict[str, Any]) -> Rollout:
@@ -323,6 +253,6 @@ def _rollout(record: dict[str, Any]) -> Rollout:
         prompt=str(record.get("prompt", "")),
         response=str(record.get("response", "")),
         answer=str(record.get("answer", "")),
-        score=_number(record.get("score")),
+        score=number(record.get("score")),
         finished=finished if isinstance(finished, bool) else None,
     )
