@@ -57,26 +57,34 @@ def _verdict(run: Mapping[str, Any], width: int, title: bool = True) -> str:
 
 
 def _statistics(series: Mapping[str, Any], confidence: float, width: int) -> str:
-    columns = ("readings", "start -> end", "ratio", "slope a step", f"{confidence:.0%} interval")
-    table = _table(*columns, "NW error", "Theil-Sen", "M-K p")
+    """Level and slope with the interval that verdicts use; below it the other estimates, for comparison."""
+    table = _table("steps", "n", "start", "end", "ratio", "OLS slope", f"{confidence:.0%} interval")
+    others = _table("NW error", "Theil-Sen", "M-K tau", "M-K p", "autocorrelation")
     for key, found in series.items():
-        sen, kendall = found["theil_sen"], found["mann_kendall"]
+        sen, kendall = found["theil_sen"] or {}, found["mann_kendall"] or {}
+        levels = (found[name] for name in ("start_level", "end_level", "drift_ratio"))
         table.add_row(
             _name(key, found),
-            f"{found['readings']} ({found['first']}-{found['last']})",
-            f"{number(found['start_level'])} -> {number(found['end_level'])}",
-            number(found["drift_ratio"]),
+            f"{found['first']}-{found['last']}",
+            str(found["readings"]),
+            *(number(level) for level in levels),
             number(found["ols_slope"], "+"),
             _interval(found["slope"]),
+        )
+        others.add_row(
+            _name(key, found),
             number(found["newey_west_error"]),
-            number(sen and sen["slope"]),
-            number(kendall and kendall["p_if_independent"]),
+            number(sen.get("slope"), "+"),
+            number(kendall.get("tau"), "+"),
+            number(kendall.get("p_if_independent")),
+            number(found["autocorrelation"]),
         )
     footnote = (
-        "lens: read through the codec, no verdict uses it. Intervals hold under autocorrelation. NW error:"
-        " Newey-West's, too small where that is strong. M-K p: Mann-Kendall's, for independent readings."
+        "Slopes are per step. lens: read through the codec, no verdict uses it. The interval holds under "
+        "autocorrelation. NW error: Newey-West's, too small where that is strong. M-K p: Mann-Kendall's, for "
+        "independent readings."
     )
-    return f"{_rendered(table, width)}\n{textwrap.fill(footnote, width)}"
+    return "\n".join([_rendered(table, width), _rendered(others, width), textwrap.fill(footnote, width)])
 
 
 def _blocks(series: Mapping[str, Any], width: int) -> str:
@@ -148,7 +156,7 @@ def _table(*columns: str) -> Table:
     table = Table(box=box.SIMPLE, pad_edge=False)
     table.add_column("series", no_wrap=True)
     for column in columns:
-        table.add_column(column)
+        table.add_column(column, no_wrap="blocks" not in column)
     return table
 
 

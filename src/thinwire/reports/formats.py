@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from array import array
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ def console(path: Path) -> Log:
     Lines over 1 MB are read in pieces; they are no such lines.
     """
     log = Log(path.stem)
-    keys: dict[bytes, str] = {}
+    columns: dict[bytes, tuple[array[int], array[float]]] = {}
     with path.open("rb") as stream:
         for line in iter(lambda: stream.readline(MAX_LINE_BYTES), b""):
             if b"step:" not in line:
@@ -56,11 +57,14 @@ def console(path: Path) -> Log:
                     if unwrapped is None:
                         continue
                     value = unwrapped
-                key = keys.get(raw_key)
-                if key is None:
-                    key = keys[raw_key] = raw_key.decode("utf-8", "replace").strip()
-                if key:
-                    log.readings.add(step, key, value)
+                column = columns.get(raw_key)
+                if column is None:
+                    key = raw_key.decode("utf-8", "replace").strip()
+                    if not key:
+                        continue
+                    column = columns[raw_key] = log.readings.column(key)
+                column[0].append(step)
+                column[1].append(value)
     return log
 
 
@@ -149,18 +153,21 @@ def table(path: Path, delimiter: str) -> list[Log]:
             if index == step_column or cell in STEP_KEYS or not key or key.endswith(("__MIN", "__MAX")):
                 continue
             log = logs.setdefault(run, Log(run if dash else path.stem))
-            columns.append((index, key, log.readings))
+            columns.append((index, *log.readings.column(key)))
         for cells in reader:
             step = _whole(cells[step_column]) if len(cells) > step_column else None
             if step is None:
                 for log in logs.values():
                     log.notes.add("a line without a step was left out")
                 continue
-            for index, key, readings in columns:
-                raw = cells[index] if index < len(cells) else ""
-                if raw:
-                    with suppress(ValueError):
-                        readings.add(step, key, float(raw))
+            cells += [""] * (len(header) - len(cells))
+            for index, steps, values in columns:
+                if cells[index]:
+                    try:
+                        values.append(float(cells[index]))
+                    except ValueError:
+                        continue
+                    steps.append(step)
     return list(logs.values())
 
 

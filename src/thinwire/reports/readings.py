@@ -69,14 +69,19 @@ class Readings:
         self._columns: dict[str, tuple[array[int], array[float]]] = {}
 
     def __len__(self) -> int:
-        return len(self._columns)
+        return sum(len(steps) > 0 for steps, _ in self._columns.values())
 
     def add(self, step: int, key: str, value: float) -> None:
+        steps, values = self.column(key)
+        steps.append(step)
+        values.append(value)
+
+    def column(self, key: str) -> tuple["array[int]", "array[float]"]:
+        """The steps and values of a key, to be added to together: the way for millions of readings."""
         column = self._columns.get(key)
         if column is None:
             column = self._columns[key] = (array("q"), array("d"))
-        column[0].append(step)
-        column[1].append(value)
+        return column
 
     def add_record(self, step: int, record: Mapping[str, Any], step_key: str) -> None:
         """Every number of a JSON object but the step itself."""
@@ -96,6 +101,8 @@ class Readings:
         """In step order; a repeated step keeps its last reading."""
         found = {}
         for key, column in self._columns.items():
+            if not len(column[0]):
+                continue
             steps, values = np.frombuffer(column[0], np.int64), np.frombuffer(column[1], np.float64)
             if not (np.diff(steps) > 0).all():
                 order = np.argsort(steps, kind="stable")
