@@ -4,6 +4,7 @@ Letters: B rows, T positions, R response positions, D hidden size, N response to
 """
 
 import copy
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -161,7 +162,8 @@ class LocalEngine:
             if watched:
                 forward, backward = watched[boundary]
                 forward.add_(hidden_BTD.detach(), batch.token_mask_BT)
-                sent_BTD.register_hook(lambda gradient_BTD: backward.add_(gradient_BTD, batch.token_mask_BT))
+                see = functools.partial(backward.add_, mask_BT=batch.token_mask_BT)
+                sent_BTD.register_hook(see)  # type: ignore[no-untyped-call]
             if errors:
                 errors[boundary].add_(hidden_BTD, sent_BTD, batch.token_mask_BT)
             return sent_BTD
