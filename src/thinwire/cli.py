@@ -6,6 +6,7 @@ object and nothing else. torch is imported only by the commands that need it.
 """
 
 import argparse
+import functools
 import json
 import os
 import sys
@@ -17,6 +18,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+from thinwire import codec_commands
 from thinwire import commands as run
 from thinwire.commands import FAILED, INTERRUPTED, USAGE, Result
 from thinwire.core.errors import RunFailure, UserError
@@ -117,13 +119,15 @@ def _parse(
     """The command and its options; options.settings holds what else was given, as --key=value."""
     _refuse_undecodable(arguments)
     parser, commands = _parsers()
-    name = next((argument for argument in arguments if not argument.startswith("-")), "")
+    words = [argument for argument in arguments if not argument.startswith("-")]
+    named = next((commands[name] for name in (" ".join(words[:2]), *words[:1]) if name in commands), None)
     settings: list[str] = []
-    if name in commands and commands[name].takes_settings:
-        arguments, settings = _take_settings(arguments, commands[name])
+    if named is not None and named.takes_settings:
+        arguments, settings = _take_settings(arguments, named)
     options = parser.parse_args(arguments)
-    options.settings, options.known_options = settings, list(commands[options.command].flags)
-    return commands[options.command].run, options
+    command = commands[f"{options.command} {options.action}" if "action" in options else options.command]
+    options.settings, options.known_options = settings, list(command.flags)
+    return command.run, options
 
 
 def _refuse_undecodable(arguments: Sequence[str]) -> None:
@@ -168,15 +172,18 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
     commands: dict[str, _Command] = {}
 
     def add(
-        name: str, run: Callable[[argparse.Namespace], Result], about: str, takes_settings: bool
+        name: str,
+        run: Callable[[argparse.Namespace], Result],
+        about: str,
+        takes_settings: bool,
+        family: tuple[str, Any] = ("", group),
     ) -> _Command:
         epilog = _SETTINGS if takes_settings else None
-        child = group.add_parser(name, help=about, description=about, epilog=epilog, allow_abbrev=False)
-        commands[name] = _Command(child, run, takes_settings, {"-h": False, "--help": False})
-        commands[name].option(
-            "--json", action="store_true", help="print one JSON object on stdout, nothing else"
-        )
-        return commands[name]
+        child = family[1].add_parser(name, help=about, description=about, epilog=epilog, allow_abbrev=False)
+        command = _Command(child, run, takes_settings, {"-h": False, "--help": False})
+        command.option("--json", action="store_true", help="print one JSON object on stdout, nothing else")
+        commands[f"{family[0]} {name}".strip()] = command
+        return command
 
     train = add("train", run.train, "One run of a recipe.", True)
     train.parser.add_argument("recipe", nargs="?", help="a TOML file, or the name of a recipe of the package")
@@ -230,9 +237,10 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
     demo.option("--out", type=Path, help="default runs/demo-N; the same one again goes on")
     demo.option("--seed", type=int, help="default the recipe's")
     demo.option("--jobs", type=int, default=2, help="processes at a time (default 2)")
-    codecs = add("codecs", run.codecs, "What the codecs are called, take and cost.", False)
-    codecs.parser.add_argument("action", choices=["list"])
-    codecs.option("--width", type=int, default=1536, help="hidden size the bits are given for (default 1536)")
+    about = "What the codecs are called, take and cost; what they do to a model's own tokens."
+    family = group.add_parser("codecs", help=about, description=about, allow_abbrev=False)
+    actions = family.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
+    codec_commands.declare(functools.partial(add, family=("codecs", actions)))
     return parser, commands
 
 

@@ -198,45 +198,6 @@ def analyze(options: argparse.Namespace) -> Result:
     return Result(found, describe(found, get_terminal_size((120, 24)).columns))
 
 
-def codecs(options: argparse.Namespace) -> Result:
-    """Name, settings and wire cost of every codec at a width."""
-    import torch
-
-    from thinwire.codecs import CODECS
-
-    if options.width < 1:
-        raise UserError(f"--width must be at least 1 channel, got {options.width}")
-    listed = []
-    for kind in CODECS:
-        bound = kind.model_validate({"name": kind.model_fields["name"].default}).at_width(options.width)
-        fields = {
-            name: info for name, info in kind.model_fields.items() if name not in ("name", "hidden_dim")
-        }
-        listed.append(
-            {
-                "name": bound.name,
-                "about": (kind.__doc__ or "").strip().splitlines()[0],
-                "settings": {name: info.description for name, info in fields.items()},
-                "bits_per_token": bound.wire_bits(torch.bfloat16),
-                "bits_per_value": bound.wire_bits_per_value(torch.bfloat16),
-            }
-        )
-    return Result({"width": options.width, "codecs": listed}, _codecs_text(options.width, listed))
-
-
-def _codecs_text(width: int, listed: Sequence[dict[str, Any]]) -> str:
-    lines = [f"bits a token a boundary, each way, at width {width} in bf16, default settings"]
-    for codec in listed:
-        lines.append(
-            f"{codec['name']}: {codec['bits_per_token']} bits, {codec['bits_per_value']:.3f} per value. "
-            f"{codec['about']}"
-        )
-        lines += [
-            f"    codec.{name}: {' '.join(str(about).split())}" for name, about in codec["settings"].items()
-        ]
-    return "\n".join(lines)
-
-
 def refuse_unknown_options(options: argparse.Namespace) -> None:
     """A misspelt option would otherwise be called an unknown recipe key."""
     from thinwire.train.config import Recipe

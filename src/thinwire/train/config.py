@@ -24,8 +24,8 @@ from thinwire.train.probe import ProbeConfig
 _CODECS: dict[str, type[Codec]] = {kind.model_fields["name"].default: kind for kind in CODECS}
 
 
-def _codec(value: Any) -> Any:
-    """The codec class named by the table; its own fields are validated by pydantic."""
+def codec_of(value: Any) -> Codec:
+    """The codec that a table names, not yet bound to a width; its own fields are validated by pydantic."""
     if isinstance(value, Codec):
         return value
     if not isinstance(value, Mapping):
@@ -92,7 +92,7 @@ class Recipe(_Table):
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     rl: RlConfig = Field(default_factory=RlConfig)
     optimizer: AdamWConfig = Field(default_factory=AdamWConfig)
-    codec: Annotated[SerializeAsAny[Codec], BeforeValidator(_codec)] = Field(default_factory=ExactK)
+    codec: Annotated[SerializeAsAny[Codec], BeforeValidator(codec_of)] = Field(default_factory=ExactK)
     anchor: AnchorConfig = Field(default_factory=AnchorConfig)
     probe: ProbeConfig = Field(default_factory=ProbeConfig)
     controller: ControllerConfig = Field(default_factory=ControllerConfig)

@@ -1,0 +1,1 @@
+"""Measure before training: what codecs do to one model's own tokens."""

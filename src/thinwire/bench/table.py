@@ -1,0 +1,146 @@
+"""The readings as text for a terminal: what the trainer sees, what each boundary loses, what it costs."""
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+WIDTH = 80
+DIRECTIONS = ("forward", "backward")
+
+
+def describe(found: Mapping[str, Any]) -> str:
+    """Three tables of at most 80 columns, the sweep if there is one, and what the columns mean."""
+    rows = found["codecs"]
+    parts = [_head(found), _seen(rows), _lost(rows), _cost(rows)]
+    if found["sweep"]:
+        parts.append(_swept(found["sweep"]))
+    parts += [_fill(f"not measured: {one['label']}{_at(one)}: {one['reason']}") for one in found["refused"]]
+    return "\n".join([*parts, _fill(_notes(found))])
+
+
+def _head(found: Mapping[str, Any]) -> str:
+    scored, teaching, model = found["scored"], found["statistics"], found["model"]
+    return _fill(
+        f"{model['source']}, width {model['width']}, boundaries after blocks {_list(model['boundaries'])}, "
+        f"{model['dtype']}. Scored: {scored['response_tokens']} response tokens of {scored['rollouts']} "
+        f"rollouts. Statistics: {teaching['tokens']} tokens of {teaching['rollouts']} others, "
+        f"{teaching['fires']} fires."
+    )
+
+
+def _seen(rows: Sequence[Mapping[str, Any]]) -> str:
+    table = _table("codec", "bits", "gap, nats", "95% interval", "KL", "entropy", "cosine", "|g|/|g0|")
+    for row in rows:
+        gap, gradient = row["gap"], row["gradient"]
+        table.add_row(
+            row["label"],
+            f"{max(row['bits_per_token'].values()):.0f}",
+            number(gap["mean"]),
+            f"{number(gap['low'])} {number(gap['high'])}",
+            number(row["kl"]["mean"]),
+            number(row["entropy"]["view"]),
+            number(gradient["cosine"]),
+            number(gradient["norm_ratio"]),
+        )
+    return _rendered(table)
+
+
+def _lost(rows: Sequence[Mapping[str, Any]]) -> str:
+    table = _table("mean over boundaries", "error", "bias", "Gaussian", "error back", "bias back", "Gaussian")
+    for row in rows:
+        cells = [
+            _mean([boundary[direction][key] for boundary in row["boundaries"]])
+            for direction in DIRECTIONS
+            for key in ("relative_error", "squared_bias", "gaussian_reference")
+        ]
+        table.add_row(row["label"], *map(number, cells))
+    return _rendered(table)
+
+
+def _cost(rows: Sequence[Mapping[str, Any]]) -> str:
+    table = _table(
+        "cost a token", "bits/value", "side bits", "encode us", "decode us", "draw us", "of a layer"
+    )
+    for row in rows:
+        micro = row["microseconds_per_token"]
+        table.add_row(
+            row["label"],
+            number(row["bits_per_value"]),
+            number(row["side_channel"]["bits_per_token"]),
+            *(number(micro[name]) for name in ("encode", "decode", "draw")),
+            f"{micro['share_of_layer']:.1%}",
+        )
+    return _rendered(table)
+
+
+def _swept(points: Sequence[Mapping[str, Any]]) -> str:
+    table = _table("sweep", "bits/value", "gap, nats", "95% interval", "KL", "entropy")
+    for point in points:
+        gap = point["gap"]
+        table.add_row(
+            point["label"],
+            number(point["bits_per_value"]),
+            number(gap["mean"]),
+            f"{number(gap['low'])} {number(gap['high'])}",
+            number(point["kl"]["mean"]),
+            number(point["entropy"]["view"]),
+        )
+    return _rendered(table)
+
+
+def _notes(found: Mapping[str, Any]) -> str:
+    dense = next((row["entropy"]["dense"] for row in found["codecs"]), math.nan)
+    return (
+        f"bits: a token a boundary each way. KL: of dense to view, whole vocabulary. Dense entropy "
+        f"{number(dense)}. cosine, |g|/|g0|: one draw's parameter gradient to the dense one. error: "
+        f"|x~-x|^2/|x|^2; bias: its part that no redraw averages away (noise may put it below 0); Gaussian: "
+        f"the rate-distortion limit of the covariance at these bits. side bits: the learned state over "
+        f"{found['cadence']} steps of {found['tokens_per_step']} tokens. --json has every boundary."
+    )
+
+
+def number(value: float | None) -> str:
+    """Three digits, plain where that is short."""
+    if value is None:
+        return "-"
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    return f"{value:.2e}" if abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.3g}"
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    present = [value for value in values if value is not None]
+    return math.fsum(present) / len(present) if present else None
+
+
+def _at(refused: Mapping[str, Any]) -> str:
+    budget = refused["bits_per_value"]
+    return "" if budget is None else f" at {budget:g} bits a value"
+
+
+def _list(values: Sequence[int]) -> str:
+    return ", ".join(map(str, values))
+
+
+def _fill(text: str) -> str:
+    return textwrap.fill(text, WIDTH)
+
+
+def _table(first: str, *headers: str) -> Table:
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1))
+    table.add_column(first, overflow="fold")
+    for header in headers:
+        table.add_column(header, justify="right")
+    return table
+
+
+def _rendered(table: Table) -> str:
+    buffer = StringIO()
+    Console(file=buffer, width=WIDTH, no_color=True).print(table)
+    return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()).strip("\n")

@@ -1,0 +1,253 @@
+"""`thinwire codecs list|bench|growth`: options, and what each action does.
+
+Imports that load torch stand inside the functions, so that --help and usage errors answer at once.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from thinwire.commands import Result, refuse_unknown_options
+from thinwire.core.errors import UserError
+from thinwire.train.places import find_recipe, refuse_used
+from thinwire.train.streams import forgiving
+
+if TYPE_CHECKING:
+    from thinwire.bench.passes import Subject
+    from thinwire.bench.store import Saved
+    from thinwire.models.load import LoadedModel
+    from thinwire.train.config import Recipe
+
+SWEEP = (0.2, 0.4, 0.8, 1.6, 4.0)
+"""Bits a value of --sweep."""
+SAMPLED = {"problems": "demo", "rollouts": 128, "max_new_tokens": 64, "statistics_share": 0.5}
+"""Options that say how rollouts are sampled, and their defaults: without effect with --load."""
+OWN_OPTIONS = {
+    "model.path": "--model",
+    "model.stages": "--stages",
+    "task.problems": "--problems",
+    "sampling.prompts": "--rollouts",
+    "sampling.max_new_tokens": "--max-new-tokens",
+    "sampling.group_size": "--rollouts, one response a prompt",
+}
+"""Settings that an option of these commands makes."""
+
+
+class Command(Protocol):
+    """What `declare` needs of a command's parser."""
+
+    def option(self, *names: str, **details: Any) -> None: ...
+
+
+def declare(add: Callable[..., Command]) -> None:
+    """Add the actions and their options to the command line."""
+    listing = add("list", list_codecs, "Name, settings and bits of every codec.", False)
+    listing.option(
+        "--width", type=int, default=1536, help="hidden size the bits are given for (default 1536)"
+    )
+    measure = add("bench", bench, "Codecs on a model's own tokens: gap, error, gradient, bits, time.", True)
+    _shared_options(measure)
+    measure.option("--draws", type=int, default=4, help="steps' draws of a codec that draws (default 4)")
+    measure.option("--fires", type=int, default=16, help="anchor fires on the statistics (default 16)")
+    measure.option(
+        "--cadence", type=int, default=20, help="steps between fires, for the side channel's share"
+    )
+    measure.option("--tokens-per-step", type=int, metavar="N", help="default 256 rollouts of the mean length")
+    measure.option("--sweep", action="store_true", help=f"also gaps at {SWEEP} bits a value")
+
+
+def _shared_options(command: Command) -> None:
+    command.option("--model", default="embedded", help="embedded, a folder, hub id, .gguf or package:NAME")
+    command.option("--stages", type=int, default=8, help="pipeline stages, one boundary less (default 8)")
+    command.option("--problems", metavar="FILE|RECIPE", help="JSONL, or whose [task] to take (default demo)")
+    command.option("--bits-per-value", type=float, metavar="X", help="wire budget (default each codec's own)")
+    command.option(
+        "--codec", action="append", default=[], metavar="NAME[:KEY=VALUE,...]", help="repeatable; default all"
+    )
+    command.option("--rollouts", type=int, metavar="N", help="responses sampled, one a prompt (default 128)")
+    command.option("--max-new-tokens", type=int, metavar="M", help="tokens a response at most (default 64)")
+    command.option("--statistics-share", type=float, metavar="X", help="of the prompts (default 0.5)")
+    command.option("--save", type=Path, metavar="FILE", help="keep rollouts and statistics (.safetensors)")
+    command.option("--load", type=Path, metavar="FILE", help="take them from such a file")
+    command.option("--seed", type=int, default=42, help="of sampling, draws and intervals (default 42)")
+    command.option("--out", type=Path, metavar="DIR", help="write the JSON and an HTML page there")
+
+
+def list_codecs(options: argparse.Namespace) -> Result:
+    """Name, settings and wire cost of every codec at a width."""
+    import torch
+
+    from thinwire.codecs import CODECS
+
+    if options.width < 1:
+        raise UserError(f"--width must be at least 1 channel, got {options.width}")
+    listed = []
+    for kind in CODECS:
+        bound = kind.model_validate({"name": kind.model_fields["name"].default}).at_width(options.width)
+        fields = {
+            name: info for name, info in kind.model_fields.items() if name not in ("name", "hidden_dim")
+        }
+        listed.append(
+            {
+                "name": bound.name,
+                "about": (kind.__doc__ or "").strip().splitlines()[0],
+                "settings": {name: info.description for name, info in fields.items()},
+                "bits_per_token": bound.wire_bits(torch.bfloat16),
+                "bits_per_value": bound.wire_bits_per_value(torch.bfloat16),
+            }
+        )
+    return Result({"width": options.width, "codecs": listed}, _list_text(options.width, listed))
+
+
+def _list_text(width: int, listed: Sequence[dict[str, Any]]) -> str:
+    lines = [f"bits a token a boundary, each way, at width {width} in bf16, default settings"]
+    for codec in listed:
+        lines.append(
+            f"{codec['name']}: {codec['bits_per_token']} bits, {codec['bits_per_value']:.3f} per value. "
+            f"{codec['about']}"
+        )
+        lines += [
+            f"    codec.{name}: {' '.join(str(about).split())}" for name, about in codec["settings"].items()
+        ]
+    return "\n".join(lines)
+
+
+def bench(options: argparse.Namespace) -> Result:
+    """Every codec on the same tokens: JSON, tables and, with --out, a page."""
+    _refuse_below_one(options, "draws", "fires", "cadence", "tokens_per_step")
+    recipe = _checked(options)
+
+    from thinwire.bench import run
+    from thinwire.bench.plan import Plan
+    from thinwire.bench.table import describe
+    from thinwire.codec_specs import all_entries, named_entries, sweep_entries
+    from thinwire.reports.bench_page import write_bench
+
+    loaded, subject = _load(recipe)
+    width, budget, specs = subject.hidden_dim, options.bits_per_value, options.codec
+    refused: list[dict[str, Any]] = []
+    if specs:
+        entries = named_entries(specs, budget, width)
+    else:
+        entries, refused = all_entries(budget, width)
+    points, missed = sweep_entries(specs, SWEEP, width) if options.sweep else ([], [])
+    plan = Plan(
+        entries,
+        points,
+        fires=options.fires,
+        draws=options.draws,
+        seed=options.seed,
+        cadence=options.cadence,
+        tokens_per_step=options.tokens_per_step,
+    )
+    found = run.bench(subject, _rollouts(options, recipe, loaded, subject), plan, _say)
+    found["refused"] = refused + missed
+    return _finished(found, describe(found), options.out, write_bench)
+
+
+def _finished(
+    found: dict[str, Any], text: str, out: Path | None, write: Callable[[Mapping[str, Any], Path], Path]
+) -> Result:
+    if out is None:
+        return Result(found, text)
+    page = write(found, out)
+    return Result(found | {"out": str(out), "report": str(page)}, f"{text}\nreport: {page}")
+
+
+def _checked(options: argparse.Namespace) -> "Recipe":
+    """The model, task and sampling asked for; whatever can be refused without a model is refused here."""
+    from thinwire.bench.store import refuse_target
+    from thinwire.codec_specs import parse_spec
+
+    recipe = _recipe(options)
+    for spec in options.codec:
+        parse_spec(spec)
+    if options.statistics_share is not None and not 0 < options.statistics_share < 1:
+        raise UserError(f"--statistics-share must lie between 0 and 1, got {options.statistics_share:g}")
+    if options.stages < 2:
+        raise UserError(f"--stages must be 2 or more (one stage has no boundary), got {options.stages}")
+    if options.out is not None:
+        refuse_used(options.out)
+    if options.save is not None:
+        refuse_target(options.save)
+    return recipe
+
+
+def _recipe(options: argparse.Namespace) -> "Recipe":
+    from thinwire.train.config import resolve
+
+    settings = [setting.partition("=")[0].removeprefix("--") for setting in options.settings]
+    if options.load is not None:
+        given = [name for name in (*SAMPLED, "save") if getattr(options, name) is not None]
+        given += [name for name in settings if not name.startswith("model.")]
+        if given:
+            flag = given[0].replace("_", "-") if given[0] in SAMPLED else given[0]
+            raise UserError(f"--{flag} has no effect with --load, which holds the rollouts; leave it away")
+    refuse_unknown_options(options)
+    for name in settings:
+        if name in OWN_OPTIONS:
+            raise UserError(f"--{name} is set by {OWN_OPTIONS[name]}")
+        if name.partition(".")[0] not in ("model", "task", "sampling"):
+            raise UserError(f"--{name} has no effect here: only settings of model, task and sampling have")
+    sampling = {
+        "prompts": _sampled(options, "rollouts"),
+        "max_new_tokens": _sampled(options, "max_new_tokens"),
+        "group_size": 1,
+    }
+    tables = {
+        "model": {"path": options.model, "stages": options.stages},
+        "task": _task(str(_sampled(options, "problems"))),
+        "sampling": sampling,
+        "seed": options.seed,
+    }
+    recipe = resolve(tables, options.settings)
+    if recipe.sampling.temperature == 0:
+        raise UserError("sampling.temperature must be > 0 (a greedy sampler has no gap to measure), got 0.0")
+    return recipe
+
+
+def _sampled(options: argparse.Namespace, name: str) -> Any:
+    value = getattr(options, name)
+    return SAMPLED[name] if value is None else value
+
+
+def _task(problems: str) -> dict[str, Any]:
+    """The [task] table of a recipe, or that of a file of problems, none of them held out."""
+    from thinwire.train.config import read_toml
+
+    if problems.endswith((".jsonl", ".json")):
+        return {"name": "problems", "problems": problems, "num_validation": 0}
+    return dict(read_toml(find_recipe(problems)).get("task", {}))
+
+
+def _load(recipe: "Recipe") -> "tuple[LoadedModel, Subject]":
+    from thinwire.bench.passes import Subject
+    from thinwire.models.load import load_model
+
+    loaded = load_model(recipe.model)
+    return loaded, Subject.of(loaded.model, recipe.model.stages, recipe.model.boundaries)
+
+
+def _rollouts(
+    options: argparse.Namespace, recipe: "Recipe", loaded: "LoadedModel", subject: "Subject"
+) -> "Saved":
+    from thinwire.bench.collect import Source, collect, reload
+
+    if options.load is not None:
+        return reload(options.load, loaded, subject)
+    share = float(_sampled(options, "statistics_share"))
+    source = Source(recipe.task, recipe.sampling, share, options.seed, options.save)
+    return collect(loaded, subject, source, _say)
+
+
+def _refuse_below_one(options: argparse.Namespace, *names: str) -> None:
+    for name in names:
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} must be 1 or more, got {value}")
+
+
+def _say(line: str) -> None:
+    print(line, file=forgiving(sys.stderr), flush=True)

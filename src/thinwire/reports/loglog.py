@@ -1,0 +1,125 @@
+"""A chart with two logarithmic axes as inline SVG: lines, intervals, straight references. Loads no torch."""
+
+import html
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 380, 66, 150, 12, 46
+_PLOT_WIDTH, _PLOT_HEIGHT = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points (x, y, low, high) of one line, all above 0; `slot` is its colour, `dashed` a reference."""
+
+    label: str
+    points: Sequence[tuple[float, float, float, float]]
+    slot: int = 0
+    dashed: bool = False
+
+
+def loglog_svg(curves: Sequence[Curve], x_title: str, y_title: str) -> str:
+    """The chart, or "" without a point above 0; colours are those of the page's palette (--arm-N)."""
+    kept = [Curve(c.label, _positive(c.points), c.slot, c.dashed) for c in curves]
+    kept = [curve for curve in kept if curve.points]
+    if not kept:
+        return ""
+    xs = [x for curve in kept for x, *_ in curve.points]
+    ys = [y for curve in kept if not curve.dashed for _, *values in curve.points for y in values] or [1.0]
+    axes = _Axes(*_padded(xs, 0.04), *_padded(ys, 0.06))
+    parts = _grid(axes, x_title, y_title)
+    places: list[float] = []
+    for curve in sorted(kept, key=lambda curve: curve.points[-1][1]):
+        parts += _curve(curve, axes)
+        x, y = curve.points[-1][:2]
+        at = min(axes.y(y), places[-1] - 15 if places else math.inf)  # labels from the bottom up, apart
+        places.append(at)
+        label = html.escape(curve.label)
+        parts.append(f'<text class="tick" x="{axes.x(x) + 9:.1f}" y="{at:.1f}" dy=".35em">{label}</text>')
+    clip = f'<clipPath id="plot"><rect x="{LEFT}" y="{TOP}" width="{_PLOT_WIDTH}" height="{_PLOT_HEIGHT}"/>'
+    label = html.escape(f"{y_title} against {x_title}")
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
+        f"<defs>{clip}</clipPath></defs>{''.join(parts)}</svg>"
+    )
+
+
+@dataclass(frozen=True)
+class _Axes:
+    """Maps values to the SVG's units through their logarithms."""
+
+    left: float
+    right: float
+    low: float
+    high: float
+
+    def x(self, value: float) -> float:
+        return LEFT + (math.log10(value) - self.left) / (self.right - self.left) * _PLOT_WIDTH
+
+    def y(self, value: float) -> float:
+        return TOP + (self.high - math.log10(value)) / (self.high - self.low) * _PLOT_HEIGHT
+
+
+def _curve(curve: Curve, axes: _Axes) -> list[str]:
+    points = " ".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y, *_ in curve.points)
+    if curve.dashed:
+        line = f'<polyline class="mark level" points="{points}" clip-path="url(#plot)"/>'
+        return [line]
+    parts = [f'<polyline class="line s{curve.slot}" points="{points}"/>'] if len(curve.points) > 1 else []
+    for x, y, low, high in curve.points:
+        title = f"<title>{html.escape(curve.label)}: {x:.4g}, {y:.4g} ({low:.4g} to {high:.4g})</title>"
+        at = f"{axes.x(x):.1f}"
+        if high > low:
+            path = f"M{at} {axes.y(low):.1f}V{axes.y(high):.1f}"
+            parts.append(f'<path class="whisker s{curve.slot}" d="{path}"/>')
+        parts.append(f'<circle class="f{curve.slot}" cx="{at}" cy="{axes.y(y):.1f}" r="4">{title}</circle>')
+    return parts
+
+
+def _grid(axes: _Axes, x_title: str, y_title: str) -> list[str]:
+    parts = []
+    for tick in log_ticks(axes.low, axes.high):
+        y = f"{axes.y(tick):.1f}"
+        parts.append(f'<path class="grid" d="M{LEFT} {y}h{_PLOT_WIDTH}"/>')
+        parts.append(
+            f'<text class="tick" x="{LEFT - 8}" y="{y}" dy=".35em" text-anchor="end">{tick:g}</text>'
+        )
+    middle = 'text-anchor="middle"'
+    for tick in log_ticks(axes.left, axes.right):
+        x, foot = f"{axes.x(tick):.1f}", HEIGHT - BOTTOM + 18
+        parts.append(f'<path class="grid" d="M{x} {TOP}v{_PLOT_HEIGHT}"/>')
+        parts.append(f'<text class="tick" x="{x}" y="{foot}" {middle}>{tick:g}</text>')
+    centre = LEFT + _PLOT_WIDTH // 2
+    parts.append(f'<text class="tick" x="{centre}" y="{HEIGHT - 8}" {middle}>{html.escape(x_title)}</text>')
+    turned = f'transform="translate(14 {TOP + _PLOT_HEIGHT // 2}) rotate(-90)" {middle}'
+    parts.append(f'<text class="tick" {turned}>{html.escape(y_title)}</text>')
+    return parts
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """1, 2 and 5 times powers of ten within [10^low, 10^high]; powers alone, and fewer, over many decades."""
+    factors = (1, 2, 5) if high - low < 2.5 else (1,)
+    stride = max(1, math.ceil((high - low) / 8))
+    found = [
+        factor * 10.0**power
+        for power in range(math.floor(low), math.ceil(high) + 1)
+        if power % stride == 0
+        for factor in factors
+    ]
+    return [tick for tick in found if low - 1e-9 <= math.log10(tick) <= high + 1e-9]
+
+
+def _positive(points: Sequence[tuple[float, float, float, float]]) -> list[tuple[float, float, float, float]]:
+    """Points that a logarithm can show; an interval that reaches 0 or below begins at the point."""
+    return [
+        (x, y, low if low > 0 else y, max(y, high))
+        for x, y, low, high in points
+        if x > 0 and y > 0 and all(map(math.isfinite, (x, y, low, high)))
+    ]
+
+
+def _padded(values: Sequence[float], share: float) -> tuple[float, float]:
+    low, high = math.log10(min(values)), math.log10(max(values))
+    pad = share * (high - low) or 0.3
+    return low - pad, high + pad
