@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from thinwire.commands import Result, refuse_unknown_options
+from thinwire.commands import Result
 from thinwire.core.errors import UserError
-from thinwire.train.places import find_recipe, refuse_used
+from thinwire.train.places import did_you_mean, find_recipe, refuse_used
 from thinwire.train.streams import forgiving
 
 if TYPE_CHECKING:
@@ -185,12 +185,14 @@ def _recipe(options: argparse.Namespace) -> "Recipe":
         if given:
             flag = given[0].replace("_", "-") if given[0] in SAMPLED else given[0]
             raise UserError(f"--{flag} has no effect with --load, which holds the rollouts; leave it away")
-    refuse_unknown_options(options)
     for name in settings:
         if name in OWN_OPTIONS:
             raise UserError(f"--{name} is set by {OWN_OPTIONS[name]}")
         if name.partition(".")[0] not in ("model", "task", "sampling"):
-            raise UserError(f"--{name} has no effect here: only settings of model, task and sampling have")
+            hint = (
+                did_you_mean(f"--{name}", options.known_options) or "; settings of model, task, sampling do"
+            )
+            raise UserError(f"--{name} has no effect here{hint}")
     sampling = {
         "prompts": _sampled(options, "rollouts"),
         "max_new_tokens": _sampled(options, "max_new_tokens"),

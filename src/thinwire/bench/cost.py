@@ -24,7 +24,7 @@ def wire_bits(view: View, dense: Dense) -> dict[str, float]:
     positions they hold."""
     codec, state = view.codec, view.states[0]
     draw = view.draw(0, dense.batch.sample_B, dense.batch.input_ids_BT.shape[1])
-    found = {}
+    found: dict[str, float] = {}
     sides: tuple[tuple[Direction, Tensor, Callable[..., Any]], ...] = (
         ("forward", dense.hidden[0], codec.encode),
         ("backward", dense.gradient[0], codec.encode_gradient),

@@ -115,7 +115,7 @@ def spectra(passes: Sequence[Dense]) -> list[dict[str, Spectrum]]:
     """The spectrum of every boundary and direction, of the scored tokens themselves."""
     found = []
     for b in range(len(passes[0].hidden)):
-        both = {}
+        both: dict[str, Spectrum] = {}
         for direction in DIRECTIONS:
             moments: Moments | None = None
             for dense in passes:

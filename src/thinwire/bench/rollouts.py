@@ -56,15 +56,15 @@ def split_by_prompt(rows: Rows, statistics_share: float) -> Sampled:
 
     UserError where that leaves no rollout for statistics or fewer than MIN_SCORED to score.
     """
-    distinct = {prompt: None for prompt in map(tuple, rows.prompt_ids)}
+    distinct = dict.fromkeys(map(tuple, rows.prompt_ids))
     teaching = set(list(distinct)[: round(statistics_share * len(distinct))])
     own = [index for index, prompt in enumerate(rows.prompt_ids) if tuple(prompt) in teaching]
     other = [index for index, prompt in enumerate(rows.prompt_ids) if tuple(prompt) not in teaching]
     if not own or len(other) < MIN_SCORED:
         raise UserError(
-            f"--rollouts {len(rows.sample)} gives {len(distinct)} different prompts, {len(own)} rollouts for "
-            f"statistics and {len(other)} to score; 1 and {MIN_SCORED} are needed: raise --rollouts or change "
-            f"--statistics-share {statistics_share:g}"
+            f"--rollouts {len(rows.sample)} gives {len(distinct)} different prompts: with --statistics-share "
+            f"{statistics_share:g} {len(own)} rollouts for statistics and {len(other)} to score, but 1 and "
+            f"{MIN_SCORED} are needed; raise --rollouts"
         )
     return Sampled(pick(rows, own), pick(rows, other))
 

@@ -42,9 +42,9 @@ def bench(subject: Subject, saved: Saved, plan: Plan, say: Say) -> dict[str, Any
     scene = _Scene(subject, plan, saved, passes, gradient, spectra(passes), _sequences(passes), say)
     if not any(bool(g.any()) for g in gradient):
         raise UserError("the scored rollouts give a gradient of 0: raise --rollouts or --max-new-tokens")
-    rows = sorted((_measured(scene, entry) for entry in plan.entries), key=lambda row: row["gap"]["mean"])
-    points = [_point(scene, entry) for entry in plan.sweep]
-    return {**_setting(scene), "codecs": rows, "sweep": points}
+    rows = [_measured(scene, entry) for entry in plan.entries]
+    rows.sort(key=lambda row: float(row["gap"]["mean"]))
+    return {**_setting(scene), "codecs": rows, "sweep": [_point(scene, entry) for entry in plan.sweep]}
 
 
 def learn_states(codec: Codec, scene: _Scene) -> list[CodecState]:
@@ -114,10 +114,9 @@ def _point(scene: _Scene, entry: Entry) -> dict[str, Any]:
         seen, _ = view_pass(scene.subject, scene.passes, view, with_gradient=False)
     except NonFinite as error:
         raise RunFailure(f"codec {entry.label} at {_bits(scene, codec):g} bits a value: {error}") from error
-    row = {"label": entry.label, "settings": _settings(codec), "bits_per_value": _bits(scene, codec)}
-    row |= summarise([seen], scene.sequence_N, plan.seed)
-    scene.say(f"{entry.label} at {row['bits_per_value']:.3g} bits a value: gap {row['gap']['mean']:.4g} nats")
-    return row
+    bits, readings = _bits(scene, codec), summarise([seen], scene.sequence_N, plan.seed)
+    scene.say(f"{entry.label} at {bits:.3g} bits a value: gap {readings['gap']['mean']:.4g} nats")
+    return {"label": entry.label, "settings": _settings(codec), "bits_per_value": bits, **readings}
 
 
 def _bits(scene: _Scene, codec: Codec) -> float:

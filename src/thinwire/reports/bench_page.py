@@ -34,7 +34,8 @@ def render_bench(found: Mapping[str, Any]) -> str:
     labels = list(dict.fromkeys(row["label"] for row in (*found["codecs"], *found["sweep"])))
     body = (
         f"<section><h2>Gap against bits</h2>{bench_chart(found, labels)}"
-        '<p class="note">Both axes logarithmic; bars are 95% intervals; a gap of 0 cannot be shown.</p></section>'
+        '<p class="note">Both axes logarithmic; bars are 95% intervals; a gap of 0 cannot be shown.</p>'
+        "</section>"
         f"<section><h2>At the asked budget</h2>{_table(found['codecs'])}</section>"
     )
     return page(f"Codecs on {found['model']['source']}", lead(found), body, labels)
@@ -57,8 +58,8 @@ def lead(found: Mapping[str, Any]) -> str:
     model, scored, teaching = found["model"], found["scored"], found["statistics"]
     blocks = ", ".join(map(str, model["boundaries"]))
     return (
-        f"Width {model['width']}, boundaries after blocks {blocks}. {scored['response_tokens']} response tokens "
-        f"of {scored['rollouts']} rollouts scored, statistics of {teaching['tokens']} tokens of "
+        f"Width {model['width']}, boundaries after blocks {blocks}. {scored['response_tokens']} response "
+        f"tokens of {scored['rollouts']} rollouts scored, statistics of {teaching['tokens']} tokens of "
         f"{teaching['rollouts']} others."
     )
 
@@ -79,7 +80,8 @@ def page(title: str, lead_text: str, body: str, labels: Sequence[str]) -> str:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f'<meta name="generator" content="thinwire {thinwire.__version__}">\n<link rel="icon" href="data:,">\n'
+        f'<meta name="generator" content="thinwire {thinwire.__version__}">\n'
+        '<link rel="icon" href="data:,">\n'
         f"<title>{html.escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n<header>"
         f'<p class="eyebrow">thinwire codecs</p><h1>{html.escape(title)}</h1>'
         f'<p class="lead">{html.escape(lead_text)}</p></header>\n<main>\n{body}\n</main>\n</body>\n</html>\n'
