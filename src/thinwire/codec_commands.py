@@ -24,6 +24,8 @@ SWEEP = (0.2, 0.4, 0.8, 1.6, 4.0)
 """Bits a value of --sweep."""
 SAMPLED = {"problems": "demo", "rollouts": 128, "max_new_tokens": 64, "statistics_share": 0.5}
 """Options that say how rollouts are sampled, and their defaults: without effect with --load."""
+GROWTH_SAMPLED = {"rollouts": 512, "statistics_share": 0.75}
+"""Other defaults of growth, which needs many sets of rollouts to learn from."""
 OWN_OPTIONS = {
     "model.path": "--model",
     "model.stages": "--stages",
@@ -48,7 +50,7 @@ def declare(add: Callable[..., Command]) -> None:
         "--width", type=int, default=1536, help="hidden size the bits are given for (default 1536)"
     )
     measure = add("bench", bench, "Codecs on a model's own tokens: gap, error, gradient, bits, time.", True)
-    _shared_options(measure)
+    _shared_options(measure, SAMPLED)
     measure.option("--draws", type=int, default=4, help="steps' draws of a codec that draws (default 4)")
     measure.option("--fires", type=int, default=16, help="anchor fires on the statistics (default 16)")
     measure.option(
@@ -57,8 +59,24 @@ def declare(add: Callable[..., Command]) -> None:
     measure.option("--tokens-per-step", type=int, metavar="N", help="default 256 rollouts of the mean length")
     measure.option("--sweep", action="store_true", help=f"also gaps at {SWEEP} bits a value")
 
+    law = add("growth", growth, "How errors add up when draws and bases are held L steps.", True)
+    _shared_options(law, SAMPLED | GROWTH_SAMPLED)
+    law.option(
+        "--chunk-rollouts", type=int, default=32, metavar="N", help="a renewal learns from (default 32)"
+    )
+    law.option("--steps", type=int, default=512, metavar="T", help="steps that add up (default 512)")
+    law.option("--hold", type=_whole_numbers, default=[1, 5, 10, 20], metavar="L,L,...", help="1,5,10,20")
+    law.option("--fires", type=int, default=16, help="anchor fires at the first step (default 16)")
 
-def _shared_options(command: Command) -> None:
+
+def _whole_numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers such as 1,5,10") from None
+
+
+def _shared_options(command: Command, sampled: Mapping[str, Any]) -> None:
     command.option("--model", default="embedded", help="embedded, a folder, hub id, .gguf or package:NAME")
     command.option("--stages", type=int, default=8, help="pipeline stages, one boundary less (default 8)")
     command.option("--problems", metavar="FILE|RECIPE", help="JSONL, or whose [task] to take (default demo)")
@@ -66,9 +84,16 @@ def _shared_options(command: Command) -> None:
     command.option(
         "--codec", action="append", default=[], metavar="NAME[:KEY=VALUE,...]", help="repeatable; default all"
     )
-    command.option("--rollouts", type=int, metavar="N", help="responses sampled, one a prompt (default 128)")
+    command.option(
+        "--rollouts", type=int, metavar="N", help=f"responses, one a prompt (default {sampled['rollouts']})"
+    )
     command.option("--max-new-tokens", type=int, metavar="M", help="tokens a response at most (default 64)")
-    command.option("--statistics-share", type=float, metavar="X", help="of the prompts (default 0.5)")
+    command.option(
+        "--statistics-share",
+        type=float,
+        metavar="X",
+        help=f"of the prompts (default {sampled['statistics_share']})",
+    )
     command.option("--save", type=Path, metavar="FILE", help="keep rollouts and statistics (.safetensors)")
     command.option("--load", type=Path, metavar="FILE", help="take them from such a file")
     command.option("--seed", type=int, default=42, help="of sampling, draws and intervals (default 42)")
@@ -122,17 +147,12 @@ def bench(options: argparse.Namespace) -> Result:
     from thinwire.bench import run
     from thinwire.bench.plan import Plan
     from thinwire.bench.table import describe
-    from thinwire.codec_specs import all_entries, named_entries, sweep_entries
+    from thinwire.codec_specs import entries_for, sweep_entries
     from thinwire.reports.bench_page import write_bench
 
     loaded, subject = _load(recipe)
-    width, budget, specs = subject.hidden_dim, options.bits_per_value, options.codec
-    refused: list[dict[str, Any]] = []
-    if specs:
-        entries = named_entries(specs, budget, width)
-    else:
-        entries, refused = all_entries(budget, width)
-    points, missed = sweep_entries(specs, SWEEP, width) if options.sweep else ([], [])
+    entries, refused = entries_for(options.codec, options.bits_per_value, subject.hidden_dim)
+    points, missed = sweep_entries(options.codec, SWEEP, subject.hidden_dim) if options.sweep else ([], [])
     plan = Plan(
         entries,
         points,
@@ -145,6 +165,32 @@ def bench(options: argparse.Namespace) -> Result:
     found = run.bench(subject, _rollouts(options, recipe, loaded, subject), plan, _say)
     found["refused"] = refused + missed
     return _finished(found, describe(found), options.out, write_bench)
+
+
+def growth(options: argparse.Namespace) -> Result:
+    """How errors add up over steps when what a codec draws and learns is held: JSON, table, page."""
+    _refuse_below_one(options, "fires", "chunk_rollouts")
+    holds = sorted(set(options.hold))
+    if holds[0] < 1 or options.steps < 2 * holds[-1] or options.steps < 8:
+        raise UserError(
+            f"--hold must lie in 1..half of --steps and --steps be 8 or more, got {holds} and {options.steps}"
+        )
+    recipe = _checked(options)
+
+    from thinwire.bench.growth import GrowthPlan
+    from thinwire.bench.growth import growth as measure
+    from thinwire.bench.growth_table import describe
+    from thinwire.codec_specs import entries_for
+    from thinwire.reports.growth_page import write_growth
+
+    loaded, subject = _load(recipe)
+    entries, refused = entries_for(options.codec, options.bits_per_value, subject.hidden_dim)
+    plan = GrowthPlan(
+        entries, tuple(holds), options.steps, options.fires, options.seed, options.chunk_rollouts
+    )
+    found = measure(subject, _rollouts(options, recipe, loaded, subject), plan, _say)
+    found["refused"] = refused
+    return _finished(found, describe(found), options.out, write_growth)
 
 
 def _finished(
@@ -189,10 +235,10 @@ def _recipe(options: argparse.Namespace) -> "Recipe":
         if name in OWN_OPTIONS:
             raise UserError(f"--{name} is set by {OWN_OPTIONS[name]}")
         if name.partition(".")[0] not in ("model", "task", "sampling"):
-            hint = (
-                did_you_mean(f"--{name}", options.known_options) or "; settings of model, task, sampling do"
+            hint = did_you_mean(f"--{name}", options.known_options)
+            raise UserError(
+                f"--{name} has no effect here{hint or '; settings of model, task, sampling have'}"
             )
-            raise UserError(f"--{name} has no effect here{hint}")
     sampling = {
         "prompts": _sampled(options, "rollouts"),
         "max_new_tokens": _sampled(options, "max_new_tokens"),
@@ -212,7 +258,8 @@ def _recipe(options: argparse.Namespace) -> "Recipe":
 
 def _sampled(options: argparse.Namespace, name: str) -> Any:
     value = getattr(options, name)
-    return SAMPLED[name] if value is None else value
+    defaults = SAMPLED | GROWTH_SAMPLED if options.action == "growth" else SAMPLED
+    return defaults[name] if value is None else value
 
 
 def _task(problems: str) -> dict[str, Any]:

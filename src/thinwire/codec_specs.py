@@ -27,16 +27,17 @@ def parse_spec(spec: str) -> dict[str, Any]:
     return table
 
 
-def named_entries(specs: Sequence[str], bits_per_value: float | None, width: int) -> list[Entry]:
-    """The codecs asked for, at the budget unless they name one themselves; what does not fit is an error."""
-    return [
-        Entry(spec, codec_of(_at_budget(parse_spec(spec), bits_per_value)).at_width(width)) for spec in specs
-    ]
+def entries_for(
+    specs: Sequence[str], bits_per_value: float | None, width: int
+) -> tuple[list[Entry], list[Refusal]]:
+    """The codecs asked for, at the budget unless they name one themselves: what does not fit is an error.
 
-
-def all_entries(bits_per_value: float | None, width: int) -> tuple[list[Entry], list[Refusal]]:
-    """Every codec of the package that can meet the budget, and those that cannot."""
-    return _fitting(((name, {"name": name}, bits_per_value) for name in _names()), width)
+    With none asked for, every codec of the package that can meet the budget, and those that cannot.
+    """
+    if not specs:
+        return _fitting(((name, {"name": name}, bits_per_value) for name in _names()), width)
+    tables = [(spec, _at_budget(parse_spec(spec), bits_per_value)) for spec in specs]
+    return [Entry(spec, codec_of(table).at_width(width)) for spec, table in tables], []
 
 
 def sweep_entries(

@@ -76,6 +76,17 @@ def dense_passes(subject: Subject, batches: Sequence[Batch]) -> tuple[list[Dense
     return [_dense_pass(subject, batch, batches, parameters, total) for batch in batches], total
 
 
+@torch.no_grad()
+def hidden_passes(subject: Subject, batches: Sequence[Batch]) -> list[Dense]:
+    """Every micro-batch without a codec, forward only: no gradients."""
+    passes = []
+    for batch in batches:
+        hidden: list[Tensor] = []
+        seen = _responses(subject, batch, _keeping(hidden))
+        passes.append(Dense(batch, seen, tuple(hidden), ()))
+    return passes
+
+
 def statistics(subject: Subject, batches: Sequence[Batch]) -> tuple[tuple[Moments, ...], tuple[Moments, ...]]:
     """Moments of h and of dL/dh at every boundary over the real tokens: what an anchor would see."""
     forward: list[Moments | None] = [None] * subject.num_boundaries
@@ -141,16 +152,21 @@ def _dense_pass(
     total: Sequence[Tensor],
 ) -> Dense:
     hidden: list[Tensor] = []
+    seen = _responses(subject, batch, _keeping(hidden))
+    loss = _loss(subject, batch, seen, _num_responses(batches))
+    gradient = _add_gradient_(total, loss, parameters, hidden)
+    detached = Responses(seen.normed_ND.detach(), seen.target_N, seen.row_N)
+    return Dense(batch, detached, tuple(h.detach() for h in hidden), tuple(gradient))
+
+
+def _keeping(hidden: list[Tensor]) -> Callable[[Tensor, int], Tensor]:
+    """Sends everything unchanged, and keeps it."""
 
     def send(hidden_BTD: Tensor, boundary: int) -> Tensor:
         hidden.append(hidden_BTD)
         return hidden_BTD
 
-    seen = _responses(subject, batch, send)
-    loss = _loss(subject, batch, seen, _num_responses(batches))
-    gradient = _add_gradient_(total, loss, parameters, hidden)
-    detached = Responses(seen.normed_ND.detach(), seen.target_N, seen.row_N)
-    return Dense(batch, detached, tuple(h.detach() for h in hidden), tuple(gradient))
+    return send
 
 
 def _responses(subject: Subject, batch: Batch, send: Callable[[Tensor, int], Tensor]) -> Responses:

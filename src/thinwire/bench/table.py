@@ -20,13 +20,13 @@ def describe(found: Mapping[str, Any]) -> str:
     parts = [_head(found), _seen(rows), _lost(rows), _cost(rows)]
     if found["sweep"]:
         parts.append(_swept(found["sweep"]))
-    parts += [_fill(f"not measured: {one['label']}{_at(one)}: {one['reason']}") for one in found["refused"]]
-    return "\n".join([*parts, _fill(_notes(found))])
+    parts += [fill(f"not measured: {one['label']}{_at(one)}: {one['reason']}") for one in found["refused"]]
+    return "\n".join([*parts, fill(_notes(found))])
 
 
 def _head(found: Mapping[str, Any]) -> str:
     scored, teaching, model = found["scored"], found["statistics"], found["model"]
-    return _fill(
+    return fill(
         f"{model['source']}, width {model['width']}, boundaries after blocks {_list(model['boundaries'])}, "
         f"{model['dtype']}. Scored: {scored['response_tokens']} response tokens of {scored['rollouts']} "
         f"rollouts. Statistics: {teaching['tokens']} tokens of {teaching['rollouts']} others, "
@@ -35,7 +35,7 @@ def _head(found: Mapping[str, Any]) -> str:
 
 
 def _seen(rows: Sequence[Mapping[str, Any]]) -> str:
-    table = _table("codec", "bits", "gap, nats", "95% interval", "KL", "entropy", "cosine", "|g|/|g0|")
+    table = new_table("codec", "bits", "gap, nats", "95% interval", "KL", "entropy", "cosine", "|g|/|g0|")
     for row in rows:
         gap, gradient = row["gap"], row["gradient"]
         table.add_row(
@@ -48,11 +48,13 @@ def _seen(rows: Sequence[Mapping[str, Any]]) -> str:
             number(gradient["cosine"]),
             number(gradient["norm_ratio"]),
         )
-    return _rendered(table)
+    return rendered(table)
 
 
 def _lost(rows: Sequence[Mapping[str, Any]]) -> str:
-    table = _table("mean over boundaries", "error", "bias", "Gaussian", "error back", "bias back", "Gaussian")
+    table = new_table(
+        "mean over boundaries", "error", "bias", "Gaussian", "error back", "bias back", "Gauss. back"
+    )
     for row in rows:
         cells = [
             _mean([boundary[direction][key] for boundary in row["boundaries"]])
@@ -60,11 +62,11 @@ def _lost(rows: Sequence[Mapping[str, Any]]) -> str:
             for key in ("relative_error", "squared_bias", "gaussian_reference")
         ]
         table.add_row(row["label"], *map(number, cells))
-    return _rendered(table)
+    return rendered(table)
 
 
 def _cost(rows: Sequence[Mapping[str, Any]]) -> str:
-    table = _table(
+    table = new_table(
         "cost a token", "bits/value", "side bits", "encode us", "decode us", "draw us", "of a layer"
     )
     for row in rows:
@@ -76,11 +78,11 @@ def _cost(rows: Sequence[Mapping[str, Any]]) -> str:
             *(number(micro[name]) for name in ("encode", "decode", "draw")),
             f"{micro['share_of_layer']:.1%}",
         )
-    return _rendered(table)
+    return rendered(table)
 
 
 def _swept(points: Sequence[Mapping[str, Any]]) -> str:
-    table = _table("sweep", "bits/value", "gap, nats", "95% interval", "KL", "entropy")
+    table = new_table("sweep", "bits/value", "gap, nats", "95% interval", "KL", "entropy")
     for point in points:
         gap = point["gap"]
         table.add_row(
@@ -91,7 +93,7 @@ def _swept(points: Sequence[Mapping[str, Any]]) -> str:
             number(point["kl"]["mean"]),
             number(point["entropy"]["view"]),
         )
-    return _rendered(table)
+    return rendered(table)
 
 
 def _notes(found: Mapping[str, Any]) -> str:
@@ -128,11 +130,11 @@ def _list(values: Sequence[int]) -> str:
     return ", ".join(map(str, values))
 
 
-def _fill(text: str) -> str:
+def fill(text: str) -> str:
     return textwrap.fill(text, WIDTH)
 
 
-def _table(first: str, *headers: str) -> Table:
+def new_table(first: str, *headers: str) -> Table:
     table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1))
     table.add_column(first, overflow="fold")
     for header in headers:
@@ -140,7 +142,7 @@ def _table(first: str, *headers: str) -> Table:
     return table
 
 
-def _rendered(table: Table) -> str:
+def rendered(table: Table) -> str:
     buffer = StringIO()
     Console(file=buffer, width=WIDTH, no_color=True).print(table)
     return "\n".join(line.rstrip() for line in buffer.getvalue().splitlines()).strip("\n")

@@ -7,6 +7,7 @@ Letters: N boundaries, D hidden size, W steps kept.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -72,9 +73,19 @@ def growth_exponent(error_WD: Tensor) -> float | None:
     num_steps = len(error_WD)
     if num_steps < MIN_WINDOW:
         return None
-    walk_WD = torch.cat([torch.zeros_like(error_WD[:1]), error_WD]).double().cumsum(0)
-    lags = [2**i for i in range(int(math.log2(num_steps / 2)) + 1)]
-    squares = [float((walk_WD[lag:] - walk_WD[:-lag]).square().sum(-1).mean()) for lag in lags]
+    lags = octaves(num_steps)
+    squares = displacements(error_WD, lags)
     if min(squares) <= 0:
         return None
     return float(np.polyfit(np.log(lags), np.log(squares), 1)[0]) / 2
+
+
+def octaves(num_steps: int) -> list[int]:
+    """Lags 1, 2, 4, ..., <= W / 2: each has at least W / 2 + 1 windows."""
+    return [2**i for i in range(int(math.log2(num_steps / 2)) + 1)]
+
+
+def displacements(error_WD: Tensor, lags: Sequence[int]) -> list[float]:
+    """m(l) = mean over s of |S_{s+l} - S_s|^2 at every lag l, S the running sum of W errors, float64."""
+    walk_WD = torch.cat([torch.zeros_like(error_WD[:1]), error_WD]).double().cumsum(0)
+    return [float((walk_WD[lag:] - walk_WD[:-lag]).square().sum(-1).mean()) for lag in lags]

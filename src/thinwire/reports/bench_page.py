@@ -9,9 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import thinwire
-from thinwire.reports.charts import palette_css
+from thinwire.reports.charts import ARM_COLOURS, OTHER_COLOURS, palette_css
 from thinwire.reports.figures import svg_css
 from thinwire.reports.loglog import Curve, loglog_svg
+
+SLOTS = [*ARM_COLOURS, *(f"other {i}" for i in range(len(OTHER_COLOURS)))]
+"""One name a colour of the palette: a curve takes them in turn."""
 
 
 def write_bench(found: Mapping[str, Any], out: Path) -> Path:
@@ -38,7 +41,7 @@ def render_bench(found: Mapping[str, Any]) -> str:
         "</section>"
         f"<section><h2>At the asked budget</h2>{_table(found['codecs'])}</section>"
     )
-    return page(f"Codecs on {found['model']['source']}", lead(found), body, labels)
+    return page(f"Codecs on {found['model']['source']}", lead(found), body)
 
 
 def bench_chart(found: Mapping[str, Any], labels: Sequence[str]) -> str:
@@ -64,14 +67,14 @@ def lead(found: Mapping[str, Any]) -> str:
     )
 
 
-def page(title: str, lead_text: str, body: str, labels: Sequence[str]) -> str:
+def page(title: str, lead_text: str, body: str) -> str:
     """A page that needs nothing else: inline style, no script."""
     style = "\n".join(
         (
-            palette_css(list(labels)),
-            svg_css(len(labels)),
+            palette_css(SLOTS),
+            svg_css(len(SLOTS)),
             files("thinwire.reports").joinpath("static", "report.css").read_text(encoding="utf-8"),
-            ".whisker{fill:none;stroke-width:1.5;opacity:.7}",
+            ".whisker{fill:none;stroke-width:1.5;opacity:.7}.hollow{fill:var(--ground);stroke-width:2}",
         )
     )
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

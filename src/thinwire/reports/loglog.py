@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 720, 380, 66, 150, 12, 46
+NUM_COLOURS = 9
 _PLOT_WIDTH, _PLOT_HEIGHT = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
 
 
 @dataclass(frozen=True)
 class Curve:
-    """Points (x, y, low, high) of one line, all above 0; `slot` is its colour, `dashed` a reference."""
+    """Points (x, y, low, high) of one line, all above 0; `dashed` is a reference.
+
+    `slot` numbers its colour of the page's palette; beyond NUM_COLOURS they repeat with hollow dots.
+    """
 
     label: str
     points: Sequence[tuple[float, float, float, float]]
@@ -64,16 +68,17 @@ class _Axes:
 def _curve(curve: Curve, axes: _Axes) -> list[str]:
     points = " ".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y, *_ in curve.points)
     if curve.dashed:
-        line = f'<polyline class="mark level" points="{points}" clip-path="url(#plot)"/>'
-        return [line]
-    parts = [f'<polyline class="line s{curve.slot}" points="{points}"/>'] if len(curve.points) > 1 else []
+        return [f'<polyline class="mark level" points="{points}" clip-path="url(#plot)"/>']
+    colour, turn = curve.slot % NUM_COLOURS, curve.slot // NUM_COLOURS
+    dot = f"f{colour}" if turn == 0 else f"hollow s{colour}"
+    parts = [f'<polyline class="line s{colour}" points="{points}"/>'] if len(curve.points) > 1 else []
     for x, y, low, high in curve.points:
         title = f"<title>{html.escape(curve.label)}: {x:.4g}, {y:.4g} ({low:.4g} to {high:.4g})</title>"
         at = f"{axes.x(x):.1f}"
         if high > low:
             path = f"M{at} {axes.y(low):.1f}V{axes.y(high):.1f}"
-            parts.append(f'<path class="whisker s{curve.slot}" d="{path}"/>')
-        parts.append(f'<circle class="f{curve.slot}" cx="{at}" cy="{axes.y(y):.1f}" r="4">{title}</circle>')
+            parts.append(f'<path class="whisker s{colour}" d="{path}"/>')
+        parts.append(f'<circle class="{dot}" cx="{at}" cy="{axes.y(y):.1f}" r="4">{title}</circle>')
     return parts
 
 
