@@ -7,11 +7,19 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from thinwire.codec_options import (
+    GROWTH_SAMPLED,
+    SAMPLED,
+    Command,
+    checked,
+    refuse_below_one,
+    sampled,
+    shared_options,
+)
 from thinwire.commands import Result
 from thinwire.core.errors import UserError
-from thinwire.train.places import did_you_mean, find_recipe, refuse_used
 from thinwire.train.streams import forgiving
 
 if TYPE_CHECKING:
@@ -22,25 +30,6 @@ if TYPE_CHECKING:
 
 SWEEP = (0.2, 0.4, 0.8, 1.6, 4.0)
 """Bits a value of --sweep."""
-SAMPLED = {"problems": "demo", "rollouts": 128, "max_new_tokens": 64, "statistics_share": 0.5}
-"""Options that say how rollouts are sampled, and their defaults: without effect with --load."""
-GROWTH_SAMPLED = {"rollouts": 512, "statistics_share": 0.75}
-"""Other defaults of growth, which needs many sets of rollouts to learn from."""
-OWN_OPTIONS = {
-    "model.path": "--model",
-    "model.stages": "--stages",
-    "task.problems": "--problems",
-    "sampling.prompts": "--rollouts",
-    "sampling.max_new_tokens": "--max-new-tokens",
-    "sampling.group_size": "--rollouts, one response a prompt",
-}
-"""Settings that an option of these commands makes."""
-
-
-class Command(Protocol):
-    """What `declare` needs of a command's parser."""
-
-    def option(self, *names: str, **details: Any) -> None: ...
 
 
 def declare(add: Callable[..., Command]) -> None:
@@ -50,7 +39,7 @@ def declare(add: Callable[..., Command]) -> None:
         "--width", type=int, default=1536, help="hidden size the bits are given for (default 1536)"
     )
     measure = add("bench", bench, "Codecs on a model's own tokens: gap, error, gradient, bits, time.", True)
-    _shared_options(measure, SAMPLED)
+    shared_options(measure, SAMPLED)
     measure.option("--draws", type=int, default=4, help="steps' draws of a codec that draws (default 4)")
     measure.option("--fires", type=int, default=16, help="anchor fires on the statistics (default 16)")
     measure.option(
@@ -60,7 +49,7 @@ def declare(add: Callable[..., Command]) -> None:
     measure.option("--sweep", action="store_true", help=f"also gaps at {SWEEP} bits a value")
 
     law = add("growth", growth, "How errors add up when draws and bases are held L steps.", True)
-    _shared_options(law, SAMPLED | GROWTH_SAMPLED)
+    shared_options(law, SAMPLED | GROWTH_SAMPLED)
     law.option(
         "--chunk-rollouts", type=int, default=32, metavar="N", help="a renewal learns from (default 32)"
     )
@@ -74,30 +63,6 @@ def _whole_numbers(text: str) -> list[int]:
         return [int(part) for part in text.split(",")]
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a list of whole numbers such as 1,5,10") from None
-
-
-def _shared_options(command: Command, sampled: Mapping[str, Any]) -> None:
-    command.option("--model", default="embedded", help="embedded, a folder, hub id, .gguf or package:NAME")
-    command.option("--stages", type=int, default=8, help="pipeline stages, one boundary less (default 8)")
-    command.option("--problems", metavar="FILE|RECIPE", help="JSONL, or whose [task] to take (default demo)")
-    command.option("--bits-per-value", type=float, metavar="X", help="wire budget (default each codec's own)")
-    command.option(
-        "--codec", action="append", default=[], metavar="NAME[:KEY=VALUE,...]", help="repeatable; default all"
-    )
-    command.option(
-        "--rollouts", type=int, metavar="N", help=f"responses, one a prompt (default {sampled['rollouts']})"
-    )
-    command.option("--max-new-tokens", type=int, metavar="M", help="tokens a response at most (default 64)")
-    command.option(
-        "--statistics-share",
-        type=float,
-        metavar="X",
-        help=f"of the prompts (default {sampled['statistics_share']})",
-    )
-    command.option("--save", type=Path, metavar="FILE", help="keep rollouts and statistics (.safetensors)")
-    command.option("--load", type=Path, metavar="FILE", help="take them from such a file")
-    command.option("--seed", type=int, default=42, help="of sampling, draws and intervals (default 42)")
-    command.option("--out", type=Path, metavar="DIR", help="write the JSON and an HTML page there")
 
 
 def list_codecs(options: argparse.Namespace) -> Result:
@@ -141,8 +106,8 @@ def _list_text(width: int, listed: Sequence[dict[str, Any]]) -> str:
 
 def bench(options: argparse.Namespace) -> Result:
     """Every codec on the same tokens: JSON, tables and, with --out, a page."""
-    _refuse_below_one(options, "draws", "fires", "cadence", "tokens_per_step")
-    recipe = _checked(options)
+    refuse_below_one(options, "draws", "fires", "cadence", "tokens_per_step")
+    recipe = checked(options)
 
     from thinwire.bench import run
     from thinwire.bench.plan import Plan
@@ -169,13 +134,13 @@ def bench(options: argparse.Namespace) -> Result:
 
 def growth(options: argparse.Namespace) -> Result:
     """How errors add up over steps when what a codec draws and learns is held: JSON, table, page."""
-    _refuse_below_one(options, "fires", "chunk_rollouts")
+    refuse_below_one(options, "fires", "chunk_rollouts")
     holds = sorted(set(options.hold))
     if holds[0] < 1 or options.steps < 2 * holds[-1] or options.steps < 8:
         raise UserError(
             f"--hold must lie in 1..half of --steps and --steps be 8 or more, got {holds} and {options.steps}"
         )
-    recipe = _checked(options)
+    recipe = checked(options)
 
     from thinwire.bench.growth import GrowthPlan
     from thinwire.bench.growth import growth as measure
@@ -202,75 +167,6 @@ def _finished(
     return Result(found | {"out": str(out), "report": str(page)}, f"{text}\nreport: {page}")
 
 
-def _checked(options: argparse.Namespace) -> "Recipe":
-    """The model, task and sampling asked for; whatever can be refused without a model is refused here."""
-    from thinwire.bench.store import refuse_target
-    from thinwire.codec_specs import parse_spec
-
-    recipe = _recipe(options)
-    for spec in options.codec:
-        parse_spec(spec)
-    if options.statistics_share is not None and not 0 < options.statistics_share < 1:
-        raise UserError(f"--statistics-share must lie between 0 and 1, got {options.statistics_share:g}")
-    if options.stages < 2:
-        raise UserError(f"--stages must be 2 or more (one stage has no boundary), got {options.stages}")
-    if options.out is not None:
-        refuse_used(options.out)
-    if options.save is not None:
-        refuse_target(options.save)
-    return recipe
-
-
-def _recipe(options: argparse.Namespace) -> "Recipe":
-    from thinwire.train.config import resolve
-
-    settings = [setting.partition("=")[0].removeprefix("--") for setting in options.settings]
-    if options.load is not None:
-        given = [name for name in (*SAMPLED, "save") if getattr(options, name) is not None]
-        given += [name for name in settings if not name.startswith("model.")]
-        if given:
-            flag = given[0].replace("_", "-") if given[0] in SAMPLED else given[0]
-            raise UserError(f"--{flag} has no effect with --load, which holds the rollouts; leave it away")
-    for name in settings:
-        if name in OWN_OPTIONS:
-            raise UserError(f"--{name} is set by {OWN_OPTIONS[name]}")
-        if name.partition(".")[0] not in ("model", "task", "sampling"):
-            hint = did_you_mean(f"--{name}", options.known_options)
-            raise UserError(
-                f"--{name} has no effect here{hint or '; settings of model, task, sampling have'}"
-            )
-    sampling = {
-        "prompts": _sampled(options, "rollouts"),
-        "max_new_tokens": _sampled(options, "max_new_tokens"),
-        "group_size": 1,
-    }
-    tables = {
-        "model": {"path": options.model, "stages": options.stages},
-        "task": _task(str(_sampled(options, "problems"))),
-        "sampling": sampling,
-        "seed": options.seed,
-    }
-    recipe = resolve(tables, options.settings)
-    if recipe.sampling.temperature == 0:
-        raise UserError("sampling.temperature must be > 0 (a greedy sampler has no gap to measure), got 0.0")
-    return recipe
-
-
-def _sampled(options: argparse.Namespace, name: str) -> Any:
-    value = getattr(options, name)
-    defaults = SAMPLED | GROWTH_SAMPLED if options.action == "growth" else SAMPLED
-    return defaults[name] if value is None else value
-
-
-def _task(problems: str) -> dict[str, Any]:
-    """The [task] table of a recipe, or that of a file of problems, none of them held out."""
-    from thinwire.train.config import read_toml
-
-    if problems.endswith((".jsonl", ".json")):
-        return {"name": "problems", "problems": problems, "num_validation": 0}
-    return dict(read_toml(find_recipe(problems)).get("task", {}))
-
-
 def _load(recipe: "Recipe") -> "tuple[LoadedModel, Subject]":
     from thinwire.bench.passes import Subject
     from thinwire.models.load import load_model
@@ -286,16 +182,9 @@ def _rollouts(
 
     if options.load is not None:
         return reload(options.load, loaded, subject)
-    share = float(_sampled(options, "statistics_share"))
+    share = float(sampled(options, "statistics_share"))
     source = Source(recipe.task, recipe.sampling, share, options.seed, options.save)
     return collect(loaded, subject, source, _say)
-
-
-def _refuse_below_one(options: argparse.Namespace, *names: str) -> None:
-    for name in names:
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UserError(f"--{name.replace('_', '-')} must be 1 or more, got {value}")
 
 
 def _say(line: str) -> None:
