@@ -70,6 +70,8 @@ def checked(options: argparse.Namespace) -> "Recipe":
         raise UserError(f"--statistics-share must lie between 0 and 1, got {options.statistics_share:g}")
     if options.stages < 2:
         raise UserError(f"--stages must be 2 or more (one stage has no boundary), got {options.stages}")
+    if options.load is not None and not options.load.is_file():
+        raise UserError(f"--load {options.load} is not a file; name one that --save has written")
     if options.out is not None:
         refuse_used(options.out)
     if options.save is not None:

@@ -77,7 +77,7 @@ def load(path: Path, expected: Mapping[str, Any], device: torch.device) -> Saved
         sampled = Sampled(_to_rows(tensors, "statistics"), _to_rows(tensors, "scored"))
     except UserError:
         raise
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:  # torch raises RuntimeError
         raise UserError(f"--load {path} is damaged: {error!r} is missing or wrong") from None
     return Saved(sampled, moments[0], moments[1], facts)
 
