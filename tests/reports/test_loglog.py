@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from thinwire.reports.loglog import Curve, log_ticks, loglog_svg
+from thinwire.reports.loglog import Curve, apart, log_ticks, loglog_svg
 
 
 def test_points_intervals_and_labels_are_drawn_and_escaped():
@@ -35,3 +35,10 @@ def test_references_are_dashed_without_points():
 )
 def test_ticks_are_round_numbers_in_range(low, high, ticks):
     assert log_ticks(low, high) == pytest.approx(ticks)
+
+
+def test_labels_stay_apart_and_inside():
+    assert apart([10.0, 50.0, 90.0], 0.0, 100.0) == [10.0, 50.0, 90.0]
+    assert apart([1.0, 1.0, 1.0], 0.0, 100.0) == [1.0, 17.0, 33.0]
+    assert apart([95.0, 99.0, 100.0], 0.0, 100.0) == [68.0, 84.0, 100.0]
+    assert apart([-5.0], 0.0, 100.0) == [0.0]

@@ -67,7 +67,7 @@ def _lost(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def _cost(rows: Sequence[Mapping[str, Any]]) -> str:
     table = new_table(
-        "cost a token", "bits/value", "side bits", "encode us", "decode us", "draw us", "of a layer"
+        "cost a token", "bits a value", "side bits", "encode us", "decode us", "draw us", "of a layer"
     )
     for row in rows:
         micro = row["microseconds_per_token"]
@@ -82,7 +82,7 @@ def _cost(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _swept(points: Sequence[Mapping[str, Any]]) -> str:
-    table = new_table("sweep", "bits/value", "gap, nats", "95% interval", "KL", "entropy")
+    table = new_table("sweep", "bits a value", "gap, nats", "95% interval", "KL", "entropy")
     for point in points:
         gap = point["gap"]
         table.add_row(

@@ -74,7 +74,8 @@ def page(title: str, lead_text: str, body: str) -> str:
             palette_css(SLOTS),
             svg_css(len(SLOTS)),
             files("thinwire.reports").joinpath("static", "report.css").read_text(encoding="utf-8"),
-            ".whisker{fill:none;stroke-width:1.5;opacity:.7}.hollow{fill:var(--ground);stroke-width:2}",
+            ".whisker{fill:none;stroke-width:1.5;opacity:.7}.hollow{fill:var(--ground);stroke-width:2}"
+            ".name{font-size:13px}",
         )
     )
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

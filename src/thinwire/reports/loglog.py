@@ -30,23 +30,14 @@ def loglog_svg(curves: Sequence[Curve], x_title: str, y_title: str) -> str:
     if not kept:
         return ""
     xs = [x for curve in kept for x, *_ in curve.points]
-    ys = [y for curve in kept if not curve.dashed for _, *values in curve.points for y in values] or [1.0]
+    ys = [y for curve in kept for _, *values in curve.points for y in values]
     axes = _Axes(*_padded(xs, 0.04), *_padded(ys, 0.06))
     parts = _grid(axes, x_title, y_title)
-    places: list[float] = []
-    for curve in sorted(kept, key=lambda curve: curve.points[-1][1]):
+    for curve in kept:
         parts += _curve(curve, axes)
-        x, y = curve.points[-1][:2]
-        at = min(axes.y(y), places[-1] - 15 if places else math.inf)  # labels from the bottom up, apart
-        places.append(at)
-        label = html.escape(curve.label)
-        parts.append(f'<text class="tick" x="{axes.x(x) + 9:.1f}" y="{at:.1f}" dy=".35em">{label}</text>')
-    clip = f'<clipPath id="plot"><rect x="{LEFT}" y="{TOP}" width="{_PLOT_WIDTH}" height="{_PLOT_HEIGHT}"/>'
+    parts += _labels(kept, axes)
     label = html.escape(f"{y_title} against {x_title}")
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">'
-        f"<defs>{clip}</clipPath></defs>{''.join(parts)}</svg>"
-    )
+    return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{"".join(parts)}</svg>'
 
 
 @dataclass(frozen=True)
@@ -68,7 +59,7 @@ class _Axes:
 def _curve(curve: Curve, axes: _Axes) -> list[str]:
     points = " ".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y, *_ in curve.points)
     if curve.dashed:
-        return [f'<polyline class="mark level" points="{points}" clip-path="url(#plot)"/>']
+        return [f'<polyline class="mark level" points="{points}"/>']
     colour, turn = curve.slot % NUM_COLOURS, curve.slot // NUM_COLOURS
     dot = f"f{colour}" if turn == 0 else f"hollow s{colour}"
     parts = [f'<polyline class="line s{colour}" points="{points}"/>'] if len(curve.points) > 1 else []
@@ -80,6 +71,31 @@ def _curve(curve: Curve, axes: _Axes) -> list[str]:
             parts.append(f'<path class="whisker s{colour}" d="{path}"/>')
         parts.append(f'<circle class="{dot}" cx="{at}" cy="{axes.y(y):.1f}" r="4">{title}</circle>')
     return parts
+
+
+def _labels(curves: Sequence[Curve], axes: _Axes) -> list[str]:
+    """Each curve's name right of its last point, kept apart and within the plot."""
+    ordered = sorted(curves, key=lambda curve: -curve.points[-1][1])
+    places = apart([axes.y(curve.points[-1][1]) for curve in ordered], TOP, TOP + _PLOT_HEIGHT)
+    parts = []
+    for curve, y in zip(ordered, places, strict=True):
+        colour = "tick" if curve.dashed else f"name f{curve.slot % NUM_COLOURS}"
+        x, label = axes.x(curve.points[-1][0]) + 9, html.escape(curve.label)
+        parts.append(f'<text class="{colour}" x="{x:.1f}" y="{y:.1f}" dy=".35em">{label}</text>')
+    return parts
+
+
+def apart(places: Sequence[float], low: float, high: float, distance: float = 16.0) -> list[float]:
+    """Rising places moved as little as one pass down and one pass up need to keep them `distance` apart and,
+    while they fit, within low..high."""
+    moved: list[float] = []
+    for place in places:
+        moved.append(max(place, moved[-1] + distance if moved else low))
+    limit = max(high, low + distance * (len(moved) - 1))
+    for index in range(len(moved) - 1, -1, -1):
+        moved[index] = min(moved[index], limit)
+        limit = moved[index] - distance
+    return moved
 
 
 def _grid(axes: _Axes, x_title: str, y_title: str) -> list[str]:
