@@ -1,10 +1,11 @@
 """The parameter gradient through a codec against the dense one, over all weights together."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
+PIECE = 1 << 22
 GRADIENT_KEYS = ("cosine", "relative_error", "norm_ratio", "cosine_of_mean", "relative_error_of_mean")
 
 
@@ -14,13 +15,19 @@ def compare(gradient: Sequence[Tensor], dense: Sequence[Tensor]) -> tuple[float 
     A cosine with a gradient of norm 0 is None; the dense one must not be 0.
     """
     dot = own = base = apart = 0.0
-    for g, g0 in zip(gradient, dense, strict=True):
-        a, b = g.double().reshape(-1), g0.double().reshape(-1)
+    for a, b in _pieces(gradient, dense):
         dot, own, base = dot + float(a @ b), own + float(a @ a), base + float(b @ b)
         apart += float((a - b).square().sum())
     if not base > 0:
         raise ValueError("the dense gradient is 0")
     return (dot / math.sqrt(own * base) if own > 0 else None), apart / base, math.sqrt(own / base)
+
+
+def _pieces(gradient: Sequence[Tensor], dense: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Both in float64, a few million values at a time: an embedding in one piece would take gigabytes."""
+    for g, g0 in zip(gradient, dense, strict=True):
+        for a, b in zip(g.reshape(-1).split(PIECE), g0.reshape(-1).split(PIECE), strict=True):
+            yield a.double(), b.double()
 
 
 class GradientReading:

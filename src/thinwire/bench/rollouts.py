@@ -16,8 +16,8 @@ from thinwire.tasks.prompts import encode_prompt
 
 MIN_SCORED = 2
 """Scored rollouts that an interval over sequences needs at least."""
-MICRO_TOKENS = 2048
-"""Tokens of one micro-batch, padding included, at most (one row at least)."""
+MICRO_TOKENS = 512
+"""Positions of one micro-batch at most (one row at least): 0.5 GB of activations at 30 blocks of width 576."""
 _SIGN = 2  # the `boundary` part of a key: training prompts are 0, held-out ones 1
 
 
