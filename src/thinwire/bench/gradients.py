@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
+import torch
 from torch import Tensor
 
 PIECE = 1 << 22
@@ -26,7 +27,7 @@ def compare(gradient: Sequence[Tensor], dense: Sequence[Tensor]) -> tuple[float 
 def _pieces(gradient: Sequence[Tensor], dense: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Both in float64, a few million values at a time: an embedding in one piece would take gigabytes."""
     for g, g0 in zip(gradient, dense, strict=True):
-        for a, b in zip(g.reshape(-1).split(PIECE), g0.reshape(-1).split(PIECE), strict=True):
+        for a, b in zip(torch.split(g.reshape(-1), PIECE), torch.split(g0.reshape(-1), PIECE), strict=True):
             yield a.double(), b.double()
 
 

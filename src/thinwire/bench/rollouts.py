@@ -17,7 +17,7 @@ from thinwire.tasks.prompts import encode_prompt
 MIN_SCORED = 2
 """Scored rollouts that an interval over sequences needs at least."""
 MICRO_TOKENS = 512
-"""Positions of one micro-batch at most (one row at least): 0.5 GB of activations at 30 blocks of width 576."""
+"""Positions of one micro-batch at most (one row at least): 0.5 GB of activations in 30 blocks, width 576."""
 _SIGN = 2  # the `boundary` part of a key: training prompts are 0, held-out ones 1
 
 
