@@ -136,9 +136,15 @@ def worker_command(run: PlannedRun, plan: Plan, *, resume: bool) -> list[str]:
     """The command line that takes one run, or takes it up again."""
     start = [sys.executable, "-m", "thinwire", "train"]
     if resume:
-        return [*start, "--resume", str(run.out)]
+        return [*start, *_tracker_settings(run.recipe), "--resume", str(run.out)]
     recipe = [str(plan.out / "recipe.toml"), "--arm", run.arm, "--out", str(run.out)]
     return [*start, *recipe, *plan.overrides, f"--seed={run.seed}"]
+
+
+def _tracker_settings(recipe: Recipe) -> list[str]:
+    """[trackers] as it is now: the one part of a recipe that may differ from what the run began with."""
+    table = recipe.trackers.model_dump(mode="json", exclude_none=True)
+    return [f"--trackers.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in table.items()]
 
 
 class Tail:
