@@ -87,7 +87,8 @@ def _at_most(seconds: int) -> Iterator[None]:
 
 
 def _tensorboard(start: Mapping[str, Any]) -> Sink:
-    """Event files below RUN/tensorboard, values in fp64.
+    """Event files below RUN/tensorboard, values rounded to fp32: TensorBoard's own default loader shows no
+    fp64 series (measured with 2.21).
 
     Written with the tensorboard package alone: through torch the process took 220 MB and 1.5 s of the
     processor to begin, this way 40 MB and 0.3 s. The session mark makes TensorBoard drop the steps that a
@@ -100,22 +101,20 @@ def _tensorboard(start: Mapping[str, Any]) -> Sink:
 
     writer = EventFileWriter(str(Path(start["folder"]) / "tensorboard"))
 
-    def add(step: int, plugin: str, tensors: Mapping[str, Any]) -> None:
-        metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name=plugin))
-        values = [Summary.Value(tag=tag, tensor=tensor, metadata=metadata) for tag, tensor in tensors.items()]
-        writer.add_event(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
+    def add(step: int, **content: Any) -> None:
+        writer.add_event(Event(wall_time=time.time(), step=step, **content))
         writer.flush()
 
     def log(row: Mapping[str, float]) -> None:
-        numbers = {name: value for name, value in row.items() if name != "step"}
-        tensors = {tag: TensorProto(dtype="DT_DOUBLE", double_val=[x]) for tag, x in numbers.items()}
-        add(int(row["step"]), "scalars", tensors)
+        values = [Summary.Value(tag=tag, simple_value=x) for tag, x in row.items() if tag != "step"]
+        add(int(row["step"]), summary=Summary(value=values))
 
-    mark = SessionLog(status=SessionLog.START)
-    writer.add_event(Event(wall_time=time.time(), step=start["first_step"], session_log=mark))
+    add(start["first_step"], session_log=SessionLog(status=SessionLog.START))
     config = "\n".join(f"    {line}" for line in json.dumps(start["config"], indent=1).splitlines())
     text = TensorProto(dtype="DT_STRING", string_val=[config.encode()])  # Markdown: a block of code
-    add(start["first_step"], "text", {"config": text})
+    metadata = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
+    value = Summary.Value(tag="config", tensor=text, metadata=metadata)
+    add(start["first_step"], summary=Summary(value=[value]))
     return Sink(log, lambda status: writer.close(), "")
 
 

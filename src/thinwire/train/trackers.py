@@ -33,10 +33,8 @@ LINE_SECONDS = 60
 """Most seconds for one line."""
 MAX_WAITING_BYTES = 8 << 20
 """Lines that wait for a slow tracker, about 2000 steps; with more it counts as hung."""
-_REASON_CHARACTERS = 300
 _POLL_SECONDS = 0.02
-_HURRIED_SECONDS = 1.0
-"""After a second Ctrl-C."""
+_REASON_CHARACTERS = 300
 
 Name = Literal["tensorboard", "wandb", "trackio"]
 
@@ -67,7 +65,7 @@ class TrackersConfig(BaseModel):
     group: str = ""
     """Group of the run in wandb and trackio; a comparison puts its directory's name here if it is empty."""
     wandb_mode: Literal["online", "offline"] | None = None
-    """online, or offline to keep the run in RUN/wandb for `wandb sync`; default: wandb's own (WANDB_MODE)."""
+    """online, or offline (kept in RUN/wandb for `wandb sync`); default: as wandb is set (WANDB_MODE)."""
     flush_seconds: float = Field(10.0, ge=0, le=3600)
     """Most seconds that the end of a run waits for all trackers together; what hangs then is killed."""
 
@@ -81,6 +79,11 @@ def refuse_missing(config: TrackersConfig) -> None:
                 f"trackers.names = {list(config.names)}: {name} is not installed; "
                 f"pip install 'thinwire[{name}]', or leave it out"
             )
+
+
+def failure_note(name: str, reason: str) -> str:
+    """One line for a user."""
+    return f"tracker {name} failed, the run is unharmed: {reason}"
 
 
 class Trackers:
@@ -108,11 +111,10 @@ class Trackers:
         self._look()
 
     def close(self, status: str, *, hurried: bool = False) -> None:
-        """End them with the run's status: wait for flush_seconds (1 s if `hurried`, or until Ctrl-C), then
-        kill."""
+        """End them with the run's status: wait flush_seconds (1 s if `hurried`, or until Ctrl-C), then kill."""
         for tracker in self._running:
             tracker.send({"finish": status})
-        seconds = min(self._flush_seconds, _HURRIED_SECONDS) if hurried else self._flush_seconds
+        seconds = min(self._flush_seconds, 1.0) if hurried else self._flush_seconds
         deadline = time.monotonic() + seconds
         reason = f"it had not finished {seconds:g} s after the run's end (trackers.flush_seconds)"
         try:
@@ -140,7 +142,7 @@ class Trackers:
 
     def _failed(self, name: str, reason: str) -> None:
         reason = " ".join(reason.split())[:_REASON_CHARACTERS]
-        self._tell(f"tracker {name} failed, the run does not need it: {reason}; log: {_log(self._run, name)}")
+        self._tell(f"{failure_note(name, reason)} (log: {_log(self._run, name)})")
         event = {"step": self._step, "event": "tracker_failed", "tracker": name, "reason": reason}
         with suppress(OSError):  # a full disk is the run's to tell
             self._run.append(self._run.events, event)
@@ -237,13 +239,14 @@ def _start_line(
 
 
 def _run_id(run: "RunDir") -> str:
-    """The run's name to its trackers: drawn once (from the system, no random state moves), kept in its
-    directory, so that a resumed run goes on with its own series."""
+    """The run's name to its trackers, kept in its directory: a resumed run goes on with its own series."""
     file = run.path / "trackers" / "id"
     file.parent.mkdir(exist_ok=True)
-    if not file.exists():
-        file.write_text(f"{secrets.token_hex(4)}\n", encoding="utf-8")
-    return file.read_text(encoding="utf-8").strip()
+    known = file.read_text(encoding="utf-8", errors="replace").strip() if file.exists() else ""
+    if not known:
+        known = secrets.token_hex(4)  # the system's: no random state moves
+        file.write_text(f"{known}\n", encoding="utf-8")
+    return known
 
 
 def _log(run: "RunDir", name: str) -> Path:
