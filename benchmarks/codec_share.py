@@ -139,7 +139,7 @@ def measure_width(width: int, arguments: argparse.Namespace, clock: CodecClock) 
             if turn > 0:
                 found[name].append(seconds)
     shares = {name: share(found[name], found["identity"]) for name in names if name != "identity"}
-    kept = codecs["exact-k"].values_per_token()
+    kept = codecs["exact-k"].wire_bits(torch.bfloat16) // 16
     return {
         "values_per_token": kept,
         "identity": {key: median(one[key] for one in found["identity"]) for key in found["identity"][0]},

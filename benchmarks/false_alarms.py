@@ -1,10 +1,11 @@
 """How often `thinwire analyze` calls a stationary run drifting, and a drifting one not.
 
-Synthetic runs: gap = level 3 plus noise of standard deviation 0.3, gradient norm = 1.7 plus noise of 0.2,
-score = 256 binomial answers from 0.5 to 0.8. The noise of both is AR(1) of the correlation named. Per row: the
-share of each verdict over the seeds, and of the gap alone the share whose 99% interval of the slope excludes 0,
-by the interval the verdict uses and by plain Newey-West (statsmodels, its automatic lags). `--slope` stays at
-its default. DRIFTING and ACCELERATING both count as alarms. One JSON object on standard output.
+Synthetic runs: gap = level 3 plus noise of standard deviation 0.3, gradient norm = 1.7 plus noise of
+0.2, score = 256 binomial answers from 0.5 to 0.8. The noise of both is AR(1) of the correlation named.
+Per row: the share of each verdict over the seeds, and of the gap alone the share whose 99% interval of
+the slope excludes 0, by the interval the verdict uses and by plain Newey-West (statsmodels, its
+automatic lags). `--slope` stays at its default. DRIFTING and ACCELERATING both count as alarms. One JSON
+object on standard output.
 
     python benchmarks/false_alarms.py [--seeds 1000] [--power-seeds 300]
 """

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from thinwire.core.errors import UserError
 from thinwire.train.compare import differences
@@ -48,7 +49,7 @@ def test_the_compressed_arms_of_a_recipe_send_the_same_bits():
         ("qwen2.5-math-1.5b", 1536, 1232),
     ):
         arms = [load_recipe(find_recipe(name), (), arm) for arm in ("exact-k", "subspace-20", "subspace-10")]
-        sent = {arm.codec.at_width(width).values_per_token() * 16 for arm in arms}
+        sent = {arm.codec.at_width(width).wire_bits(torch.bfloat16) for arm in arms}
         assert len(sent) == 1
         assert bits is None or sent == {bits}
 

@@ -5,21 +5,25 @@ comes from an anchor's statistics through `learn`; it keeps nothing between call
 micro-batch order and padding cannot change what it sends. Add a codec by writing one file like
 `exact_k.py` and adding its class to `CODECS` in `codecs/__init__.py`; the contract suite tests it.
 
-Letters: N tokens (any leading shape), D hidden size, K values sent per token, R subspace dimension.
+Letters: N tokens (any leading shape), D hidden size, K values sent per token, B bytes of a token.
 """
 
 import hashlib
 import json
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from thinwire.codecs.packing import Field, Sent, bytes_per_token, pack_fields, unpack_fields
 from thinwire.core.errors import UserError
 from thinwire.core.keys import TokenKeys
+
+Direction = Literal["forward", "backward"]
+"""Hidden states go forward, their gradients backward."""
 
 PAYLOAD_DTYPE = torch.bfloat16
 """What a value is on the wire, whatever the compute type: 16 bits."""
@@ -68,15 +72,17 @@ class CodecState:
 
 @dataclass(frozen=True)
 class Payload:
-    """What really crosses a boundary: one fixed-size uint8 buffer, and the two facts that must agree.
+    """What really crosses a boundary: one fixed-size uint8 buffer, and the facts that must agree.
 
-    `buffer_NB` holds B = bits / 8 bytes for each token. `fingerprint` names the codec and its settings,
-    `version` the learned state; a receiver with others refuses the buffer instead of misreading it.
+    `buffer_NB` holds B = bits / 8 bytes for each token, in both directions. `fingerprint` names the codec and
+    its settings, `version` the learned state; a receiver with others refuses the buffer instead of
+    misreading it.
     """
 
     buffer_NB: Tensor
     fingerprint: str
     version: int
+    direction: Direction = "forward"
 
 
 class Codec(BaseModel, ABC):
@@ -97,33 +103,65 @@ class Codec(BaseModel, ABC):
         return None
 
     @abstractmethod
-    def encode(self, hidden_ND: Tensor, draw: Tensor | None, state: CodecState) -> Tensor:
-        """The K values per token that are sent forward, already rounded to the payload type: (N, K)."""
+    def layout(self, dtype: torch.dtype) -> tuple[Field, ...]:
+        """The fields of one token's forward payload, for hidden states of `dtype`."""
 
     @abstractmethod
-    def decode(self, values_NK: Tensor, draw: Tensor | None, state: CodecState) -> Tensor:
-        """The hidden states (N, D) in fp32 that the next stage reads out of the sent values."""
+    def encode(self, hidden_ND: Tensor, draw: Tensor | None, state: CodecState) -> Sent:
+        """What is sent forward: one tensor (N, num) a field of `layout`, rounded to what the field holds."""
 
-    def encode_gradient(self, gradient_ND: Tensor, draw: Tensor | None, state: CodecState) -> Tensor:
-        """The values sent backward. Default: the map is symmetric (its own adjoint), as all linear
-        reference codecs are: <C x, y> = <x, C y>."""
+    @abstractmethod
+    def decode(self, sent: Sent, draw: Tensor | None, state: CodecState) -> Tensor:
+        """The hidden states (N, D) in fp32 that the next stage reads out of what was sent."""
+
+    def gradient_layout(self, dtype: torch.dtype) -> tuple[Field, ...]:
+        """The fields of one token's backward payload; on the wire the shorter layout is padded."""
+        return self.layout(dtype)
+
+    def encode_gradient(self, gradient_ND: Tensor, draw: Tensor | None, state: CodecState) -> Sent:
+        """What is sent backward. Default: the map is symmetric (its own adjoint), as all linear reference
+        codecs are: <C x, y> = <x, C y>."""
         return self.encode(gradient_ND, draw, state)
 
-    def decode_gradient(self, values_NK: Tensor, draw: Tensor | None, state: CodecState) -> Tensor:
-        """dL/dh of the sending stage (N, D) out of the values sent backward."""
-        return self.decode(values_NK, draw, state)
+    def decode_gradient(self, sent: Sent, draw: Tensor | None, state: CodecState) -> Tensor:
+        """dL/dh of the sending stage (N, D) out of what was sent backward."""
+        return self.decode(sent, draw, state)
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the map of a given draw is linear up to rounding and the backward map its adjoint."""
+        return True
+
+    @property
+    def unbiased(self) -> frozenset[Direction]:
+        """The directions in which the mean over keys is what was encoded, up to the payload's rounding."""
+        return frozenset()
 
     def initial_state(self, seed: int, boundary: int) -> CodecState:
         """The state before any anchor has fired (version 0)."""
         return CodecState(0, {})
 
-    def learn(self, state: CodecState, moments: Moments, version: int) -> CodecState:
-        """The next state from an anchor's statistics; codecs without learned state return theirs."""
+    def learn(
+        self,
+        state: CodecState,
+        moments: Moments,
+        version: int,
+        gradient_moments: Moments | None = None,
+    ) -> CodecState:
+        """The next state from an anchor's statistics; codecs without learned state return theirs.
+
+        `gradient_moments`: the same of dL/dh, for codecs that learn from gradients.
+        """
         return state
 
     @property
     def learns(self) -> bool:
         """Whether an anchor's statistics change this codec."""
+        return False
+
+    @property
+    def learns_from_gradients(self) -> bool:
+        """Whether the anchor needs a backward pass to teach this codec."""
         return False
 
     @property
@@ -135,34 +173,27 @@ class Codec(BaseModel, ABC):
         """This codec, bound to a width, at another wire budget; ValueError where it cannot change."""
         raise ValueError(f"codec.bits_per_value of {self.name} cannot change between steps")
 
-    @abstractmethod
-    def values_per_token(self) -> int:
-        """K: values a token a boundary in one direction."""
-
     def wire_bits(self, dtype: torch.dtype) -> int:
-        """Bits a token a boundary forward, the same backward, for hidden states of `dtype`."""
-        return self.values_per_token() * self.payload_dtype(dtype).itemsize * 8
+        """Bits a token a boundary in each direction, whole bytes, for hidden states of `dtype`."""
+        return 8 * max(bytes_per_token(self.layout(dtype)), bytes_per_token(self.gradient_layout(dtype)))
 
     def wire_bits_per_value(self, dtype: torch.dtype) -> float:
         """Wire bits over the D values of a hidden state."""
         return self.wire_bits(dtype) / self.hidden_dim
 
-    def payload_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """The type of a sent value for hidden states of `dtype`."""
-        return PAYLOAD_DTYPE
-
     def fingerprint(self) -> str:
         """sha256 of the codec's name and settings: equal at both ends or nothing is decoded."""
         return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()[:16]
 
-    def pack(self, values_NK: Tensor, state: CodecState) -> Payload:
-        """The sent values as bytes: (N, K) of an e-byte type to uint8 (N, K e)."""
-        num_bytes = values_NK.shape[-1] * values_NK.element_size()
-        buffer = values_NK.contiguous().reshape(-1).view(torch.uint8)
-        return Payload(buffer.reshape(*values_NK.shape[:-1], num_bytes), self.fingerprint(), state.version)
+    def pack(
+        self, sent: Sent, state: CodecState, dtype: torch.dtype, direction: Direction = "forward"
+    ) -> Payload:
+        """What is sent as bytes, the fields side by side: uint8 (N, B). `dtype`: of the hidden states."""
+        buffer_NB = pack_fields(self._fields(dtype, direction), sent, self.wire_bits(dtype) // 8)
+        return Payload(buffer_NB, self.fingerprint(), state.version, direction)
 
-    def unpack(self, payload: Payload, state: CodecState, dtype: torch.dtype) -> Tensor:
-        """The sent values out of the bytes; ValueError for another codec, version or a cut buffer."""
+    def unpack(self, payload: Payload, state: CodecState, dtype: torch.dtype) -> Sent:
+        """What was sent out of the bytes; ValueError for another codec, version or a cut buffer."""
         if payload.fingerprint != self.fingerprint():
             raise ValueError(
                 f"payload of codec {payload.fingerprint} refused: this end runs {self.fingerprint()}"
@@ -177,7 +208,10 @@ class Codec(BaseModel, ABC):
                 f"payload must hold {num_bytes} bytes a token, got "
                 f"{payload.buffer_NB.shape[-1]} of {payload.buffer_NB.dtype}"
             )
-        return payload.buffer_NB.contiguous().view(self.payload_dtype(dtype))
+        return unpack_fields(self._fields(dtype, payload.direction), payload.buffer_NB)
+
+    def _fields(self, dtype: torch.dtype, direction: Direction) -> tuple[Field, ...]:
+        return self.layout(dtype) if direction == "forward" else self.gradient_layout(dtype)
 
 
 def resolve_kept(field: str, kept: int | None, bits_per_value: float | None, hidden_dim: int) -> int:

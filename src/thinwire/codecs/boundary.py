@@ -3,6 +3,7 @@
 Letters: B rows, T positions, D hidden size, K values sent per token.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, CodecState
+from thinwire.codecs.base import Codec, CodecState, Direction
 from thinwire.codecs.identity import Identity
+from thinwire.core.errors import NonFinite
 from thinwire.core.keys import TokenKeys
 
 
@@ -19,26 +21,38 @@ class _Crossing(torch.autograd.Function):
     """forward: decode(encode(h)); backward: decode_gradient(encode_gradient(g)), the codec's adjoint."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, codec: Codec, draw: Tensor | None, state: CodecState) -> Tensor:
-        ctx.codec, ctx.draw, ctx.state = codec, draw, state
+    def forward(
+        ctx: Any, hidden: Tensor, codec: Codec, draw: Tensor | None, state: CodecState, boundary: int
+    ) -> Tensor:
+        _refuse_non_finite(hidden, boundary, "forward")
+        ctx.codec, ctx.draw, ctx.state, ctx.boundary = codec, draw, state, boundary
         return codec.decode(codec.encode(hidden, draw, state), draw, state).to(hidden.dtype)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         (gradient,) = gradients
-        values = ctx.codec.encode_gradient(gradient, ctx.draw, ctx.state)
-        decoded = ctx.codec.decode_gradient(values, ctx.draw, ctx.state).to(gradient.dtype)
-        return decoded, None, None, None
+        _refuse_non_finite(gradient, ctx.boundary, "backward")
+        sent = ctx.codec.encode_gradient(gradient, ctx.draw, ctx.state)
+        decoded = ctx.codec.decode_gradient(sent, ctx.draw, ctx.state).to(gradient.dtype)
+        return decoded, None, None, None, None
 
 
-def cross(hidden_BTD: Tensor, codec: Codec, draw: Tensor | None, state: CodecState) -> Tensor:
+def cross(
+    hidden_BTD: Tensor, codec: Codec, draw: Tensor | None, state: CodecState, boundary: int = 0
+) -> Tensor:
     """h~ of the next stage, with dL/dh through the codec's adjoint in backward.
 
     Bit-identical to packing the payload, sending its bytes and unpacking them (the contract suite
-    checks it), which the real wire does.
+    checks it), which the real wire does. NonFinite, naming boundary and direction, where a hidden state or
+    a gradient is nan or inf: a quantised payload could not tell.
     """
-    crossed: Tensor = _Crossing.apply(hidden_BTD, codec, draw, state)  # type: ignore[no-untyped-call]
+    crossed: Tensor = _Crossing.apply(hidden_BTD, codec, draw, state, boundary)  # type: ignore[no-untyped-call]
     return crossed
+
+
+def _refuse_non_finite(values: Tensor, boundary: int, direction: Direction) -> None:
+    if not bool(torch.isfinite(values).all()):
+        raise NonFinite(f"boundary/{boundary}/{direction}", math.nan)
 
 
 @dataclass(frozen=True)
@@ -61,7 +75,7 @@ class View:
     def cross(self, hidden_BTD: Tensor, boundary: int, sample_B: Tensor) -> Tensor:
         """Send the hidden states of rows `sample_B` (right-padded) over one boundary."""
         draw = self.draw(boundary, sample_B, hidden_BTD.shape[1])
-        return cross(hidden_BTD, self.codec, draw, self.states[boundary])
+        return cross(hidden_BTD, self.codec, draw, self.states[boundary], boundary)
 
     def draw(self, boundary: int, sample_B: Tensor, num_positions: int) -> Tensor | None:
         """The draw of these rows at one boundary: computed once a step, reused by every pass."""

@@ -5,7 +5,8 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import PAYLOAD_DTYPE, Codec, CodecState, resolve_kept
+from thinwire.codecs.base import PAYLOAD_DTYPE, Codec, CodecState, Direction, resolve_kept
+from thinwire.codecs.packing import Field, Sent, floats
 from thinwire.core.keys import Stream, TokenKeys, permutation_prefix
 
 
@@ -37,17 +38,25 @@ class ExactK(Codec):
         )
         return kept_NK.to(torch.int16) if self.hidden_dim < 1 << 15 else kept_NK
 
-    def encode(self, hidden_ND: Tensor, draw: Tensor | None, state: CodecState) -> Tensor:
+    def layout(self, dtype: torch.dtype) -> tuple[Field, ...]:
+        return (floats(self.values_per_token(), PAYLOAD_DTYPE),)
+
+    def encode(self, hidden_ND: Tensor, draw: Tensor | None, state: CodecState) -> Sent:
         assert draw is not None
         kept_NK = hidden_ND.gather(-1, draw.long())
-        return (kept_NK.float() * (self.hidden_dim / self.values_per_token())).to(PAYLOAD_DTYPE)
+        return ((kept_NK.float() * (self.hidden_dim / self.values_per_token())).to(PAYLOAD_DTYPE),)
 
-    def decode(self, values_NK: Tensor, draw: Tensor | None, state: CodecState) -> Tensor:
+    def decode(self, sent: Sent, draw: Tensor | None, state: CodecState) -> Tensor:
         assert draw is not None
+        (values_NK,) = sent
         shape = (*values_NK.shape[:-1], self.hidden_dim)
         wide = torch.promote_types(values_NK.dtype, torch.float32)
         decoded_ND = torch.zeros(shape, dtype=wide, device=values_NK.device)
         return decoded_ND.scatter_(-1, draw.long(), values_NK.to(wide))
+
+    @property
+    def unbiased(self) -> frozenset[Direction]:
+        return frozenset(("forward", "backward"))
 
     @property
     def can_change_bits(self) -> bool:
@@ -58,5 +67,6 @@ class ExactK(Codec):
         return self.model_copy(update={"keep": keep})
 
     def values_per_token(self) -> int:
+        """K."""
         assert self.keep is not None
         return self.keep

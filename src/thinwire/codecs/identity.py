@@ -5,7 +5,8 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, CodecState
+from thinwire.codecs.base import Codec, CodecState, Direction
+from thinwire.codecs.packing import Field, Sent, floats
 
 
 class Identity(Codec):
@@ -19,14 +20,15 @@ class Identity(Codec):
     def at_width(self, hidden_dim: int) -> Self:
         return self.model_copy(update={"hidden_dim": hidden_dim})
 
-    def encode(self, hidden_ND: Tensor, draw: Tensor | None, state: CodecState) -> Tensor:
-        return hidden_ND
+    def layout(self, dtype: torch.dtype) -> tuple[Field, ...]:
+        return (floats(self.hidden_dim, dtype),)
 
-    def decode(self, values_NK: Tensor, draw: Tensor | None, state: CodecState) -> Tensor:
-        return values_NK
+    def encode(self, hidden_ND: Tensor, draw: Tensor | None, state: CodecState) -> Sent:
+        return (hidden_ND,)
 
-    def values_per_token(self) -> int:
-        return self.hidden_dim
+    def decode(self, sent: Sent, draw: Tensor | None, state: CodecState) -> Tensor:
+        return sent[0]
 
-    def payload_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        return dtype
+    @property
+    def unbiased(self) -> frozenset[Direction]:
+        return frozenset(("forward", "backward"))

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.base import PAYLOAD_DTYPE, Codec, CodecState, Moments, resolve_kept
+from thinwire.codecs.packing import Field, Sent, floats
 from thinwire.core.errors import NonFinite, UserError
 from thinwire.core.keys import Stream, normals, scalar_keys
 
@@ -44,7 +45,13 @@ class Subspace(Codec):
         basis_DR, _ = torch.linalg.qr(gaussian_DR.float().view(self.hidden_dim, self.values_per_token()))
         return CodecState(0, {"basis_DR": basis_DR})
 
-    def learn(self, state: CodecState, moments: Moments, version: int) -> CodecState:
+    def learn(
+        self,
+        state: CodecState,
+        moments: Moments,
+        version: int,
+        gradient_moments: Moments | None = None,
+    ) -> CodecState:
         """Q <- qr(C Q), `power_iterations` times, C = sum h h^T / tokens (not centred, as h~ has no mean
         term). Iterated in float64 on the CPU and kept in fp32: Q^T Q = I to 1e-6 at every width, which a
         QR in fp32 misses at D = 576."""
@@ -60,12 +67,17 @@ class Subspace(Codec):
     def learns(self) -> bool:
         return True
 
-    def encode(self, hidden_ND: Tensor, draw: Tensor | None, state: CodecState) -> Tensor:
-        return (hidden_ND.float() @ state.tensors["basis_DR"]).to(PAYLOAD_DTYPE)
+    def layout(self, dtype: torch.dtype) -> tuple[Field, ...]:
+        return (floats(self.values_per_token(), PAYLOAD_DTYPE),)
 
-    def decode(self, values_NK: Tensor, draw: Tensor | None, state: CodecState) -> Tensor:
+    def encode(self, hidden_ND: Tensor, draw: Tensor | None, state: CodecState) -> Sent:
+        return ((hidden_ND.float() @ state.tensors["basis_DR"]).to(PAYLOAD_DTYPE),)
+
+    def decode(self, sent: Sent, draw: Tensor | None, state: CodecState) -> Tensor:
+        (values_NK,) = sent
         return values_NK.float() @ state.tensors["basis_DR"].T
 
     def values_per_token(self) -> int:
+        """R."""
         assert self.subspace_dim is not None
         return self.subspace_dim
