@@ -146,7 +146,7 @@ def test_a_folder_called_wandb_is_no_package(tmp_path, monkeypatch):
     [
         ("names=wandbb", "trackers.names.0 = 'wandbb' is not valid: Input should be 'tensorboard', 'wandb'"),
         ("names=[3]", "trackers.names.0 = 3 is not valid"),
-        ("names=wandb,wandb", "trackers.names names wandb twice"),
+        ("names=wandb,wandb", "trackers.names = ['wandb', 'wandb'] names one twice"),
         ("wandb_mode=of", "trackers.wandb_mode = 'of' is not valid"),
         ("projct=x", "unknown key trackers.projct = 'x'; did you mean 'project'?"),
         ("project=", "trackers.project = '' is not valid"),

@@ -45,9 +45,8 @@ def _split(value: Any) -> Any:
 
 
 def _refuse_twice(names: tuple[Name, ...]) -> tuple[Name, ...]:
-    for name in names:
-        if names.count(name) > 1:
-            raise UserError(f"trackers.names names {name} twice; each tracker runs once")
+    if len(set(names)) < len(names):
+        raise UserError(f"trackers.names = {list(names)} names one twice; each tracker runs once")
     return names
 
 
@@ -111,7 +110,7 @@ class Trackers:
         self._look()
 
     def close(self, status: str, *, hurried: bool = False) -> None:
-        """End them with the run's status: wait flush_seconds (1 s if `hurried`, or until Ctrl-C), then kill."""
+        """End them with the run's status: wait flush_seconds (1 s if hurried, or until Ctrl-C), then kill."""
         for tracker in self._running:
             tracker.send({"finish": status})
         seconds = min(self._flush_seconds, 1.0) if hurried else self._flush_seconds
@@ -168,8 +167,8 @@ class _Tracker:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._stdin, self._stdout = self._process.stdin, self._process.stdout
-        for stream in (self._stdin, self._stdout):
-            os.set_blocking(stream.fileno(), False)
+        os.set_blocking(self._stdin.fileno(), False)
+        os.set_blocking(self._stdout.fileno(), False)
         self.send(start)
 
     def send(self, value: Mapping[str, Any]) -> None:
@@ -218,9 +217,7 @@ class _Tracker:
                 stream.close()
 
 
-def _start_line(
-    name: str, recipe: "Recipe", arm: str | None, run: "RunDir", first_step: int
-) -> dict[str, Any]:
+def _start_line(name: str, recipe: "Recipe", arm: str | None, run: "RunDir", step: int) -> dict[str, Any]:
     """What the tracker's process is told of the run; OSError where the run's id cannot be kept."""
     config = recipe.model_dump(mode="json", exclude={"arms", "trackers"})
     return {
@@ -231,7 +228,7 @@ def _start_line(
         "name": f"{arm or recipe.name}-seed-{recipe.seed}",
         "id": _run_id(run),
         "folder": str(run.path.resolve()),
-        "first_step": first_step,
+        "first_step": step,
         "config": {"arm": arm, **config},
         "start_seconds": START_SECONDS,
         "line_seconds": LINE_SECONDS,
