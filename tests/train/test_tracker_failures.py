@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.train.runs import run
-from tests.train.test_compare import TINY
+from tests.train.test_compare import TINY, wait_for
 from tests.train.test_loop import metrics
 from tests.train.tracking import begun, failures, got, raw_lines, tracked
 from thinwire.train import checkpoint, trackers
@@ -54,13 +54,19 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_run_ends_well(tmp_path, fa
     assert [line["step"] for line in raw_lines(out)] == [0, 1, 2, 3]
 
 
+def is_running(pid):
+    """Whether a process of this machine runs; one that only waits to be counted by its parent does not."""
+    done = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return done.stdout.strip()[:1] not in ("", "Z")
+
+
 @pytest.mark.parametrize(
     "behaviour",
     [
         "__import__('atexit').register(time.sleep, 600)",
         "__import__('threading').Thread(target=time.sleep, args=(600,)).start()",
         "[signal.signal(n, signal.SIG_IGN) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGALRM)]",
-        "os.fork() or time.sleep(600)",
+        "child = os.fork(); child or time.sleep(600); note(child=child)",
     ],
     ids=["exit handler", "thread", "signals", "child"],
 )
@@ -68,6 +74,8 @@ def test_what_a_tracker_leaves_behind_in_its_process_keeps_no_one(tmp_path, fake
     fake(start=behaviour)
     out = tmp_path / "r"
     assert len(tracked(out)) == 1  # its address
+    for child in got(tmp_path, "child"):
+        wait_for(lambda child=child: not is_running(child))
     assert got(tmp_path, "exit_code") == [0]
     assert not (out / "events.jsonl").exists()
 

@@ -206,12 +206,11 @@ class _Tracker:
         return str(self._replies.get("failed", f"its process ended with exit status {code}"))
 
     def kill(self) -> None:
-        """End it and its children at once, and close the pipes; harmless when it has ended."""
-        if self._process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            with suppress(subprocess.TimeoutExpired):
-                self._process.wait(timeout=1)
+        """End it and its children at once (those of one that has just ended too), and close the pipes."""
+        with suppress(ProcessLookupError, PermissionError):  # the group is empty
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout=1)
         for stream in (self._stdin, self._stdout):
             with suppress(OSError):
                 stream.close()
