@@ -74,11 +74,12 @@ def resume(options: argparse.Namespace) -> Result:
     if options.arm not in (None, arm):
         raise UserError(f"--arm {options.arm} differs from the run's arm {arm}; leave --arm away")
     refuse_unknown_options(options)
-    recipe = load_recipe(config)
     if options.recipe is not None:
-        refuse_other_recipe(out, load_recipe(find_recipe(options.recipe), options.settings, arm))
+        given = load_recipe(find_recipe(options.recipe), options.settings, arm)
     else:
-        refuse_other_recipe(out, load_recipe(config, options.settings))
+        given = load_recipe(config, options.settings)
+    refuse_other_recipe(out, given)
+    recipe = load_recipe(config).model_copy(update={"trackers": given.trackers})
     summary = read_object(out / "summary.json")
     if summary.get("status") == "done":
         page = out / "report.html"
