@@ -178,6 +178,20 @@ def report(options: argparse.Namespace) -> Result:
     return Result({"report": str(page)}, f"report: {page}")
 
 
+def watch(options: argparse.Namespace) -> Result:
+    """The live view on a terminal until Ctrl-C; one frame anywhere else, with --once or with --json."""
+    from thinwire.reports import watch as live
+
+    live.refuse_interval(options.every)
+    watched = live.Watch(options.directory)
+    stream = options.stdout
+    if not (options.once or options.json) and live.is_screen(stream):
+        live.watch(watched, stream, options.every)
+        return Result({}, "")
+    watched.look()
+    return Result(watched.as_object(), "" if options.json else watched.as_text(stream))
+
+
 def movement(options: argparse.Namespace) -> Result:
     """How far the weights of checkpoints have moved from a base, block by block."""
     from thinwire.train.moved_files import compare_files, describe

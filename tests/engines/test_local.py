@@ -116,6 +116,31 @@ def test_moments_are_those_of_the_hidden_states_over_real_tokens():
     assert [m.num_tokens for m in moments] == [num_tokens] * 2
 
 
+def test_gradient_moments_are_those_of_the_losss_gradients_at_the_boundaries():
+    """Against autograd on the whole model row by row, loss = -sum of response log-probabilities; float32 sums
+    of about 50 tokens: 1e-4 relative."""
+    eng = helpers.engine()
+    tick, seen = helpers.batches(6, 2), helpers.view(ExactK(keep=4), 2)
+    reading = eng.boundary_moments(tick, seen, loss_function=lambda _, batch, read: -read.logprob_BR.sum())
+    source = helpers.rows(6)
+    total = [torch.zeros(32, 32) for _ in range(2)]
+    for prompt, response in zip(source.prompt_ids, source.response_ids, strict=True):
+        ids = torch.tensor([[*prompt, *response]])
+        out = eng.model(input_ids=ids, output_hidden_states=True, use_cache=False)
+        logprob = out.logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        loss = -logprob.gather(1, torch.tensor(response)[:, None]).sum()
+        at = [out.hidden_states[after + 1] for after in (1, 2)]
+        for boundary, gradient in enumerate(torch.autograd.grad(loss, at)):
+            total[boundary] += gradient[0].T @ gradient[0]
+    assert reading.gradient_moments is not None
+    for got, expected in zip(reading.gradient_moments, total, strict=True):
+        torch.testing.assert_close(got.second_DD, expected, rtol=1e-4, atol=1e-4 * float(expected.max()))
+    plain = eng.boundary_moments(tick, seen)
+    assert plain.gradient_moments is None
+    for got, expected in zip(reading.moments, plain.moments, strict=True):
+        torch.testing.assert_close(got.second_DD, expected.second_DD, rtol=1e-5, atol=1e-5)
+
+
 def test_an_update_that_is_not_finite_changes_nothing():
     eng = helpers.engine()
     before = {name: t.clone() for name, t in eng.state().items()}

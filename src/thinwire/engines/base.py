@@ -32,11 +32,13 @@ mini-batch's loss, a scalar with gradient. Shares add up: no engine rescales the
 
 @dataclass(frozen=True)
 class AnchorReading:
-    """What a codec-off pass on a snapshot gives: moments a boundary, and the loss's gradient if asked."""
+    """What a codec-off pass on a snapshot gives: moments of the hidden states a boundary; where a loss was
+    given, also its gradient in the parameters and the moments of its gradients at the boundaries."""
 
     moments: tuple[Moments, ...]
     gradient: tuple[Tensor, ...] | None
     num_tokens: int
+    gradient_moments: tuple[Moments, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,8 @@ class Engine(Protocol):
         policy: Policy = "current",
         loss_function: LossFunction | None = None,
     ) -> AnchorReading:
-        """Codec-off statistics at every boundary over real tokens, and the gradient of a loss if given.
+        """Codec-off statistics at every boundary over real tokens; of a loss, if given, also its gradient in
+        the parameters and the statistics of dL/dh.
 
         Leaves parameters, accumulated gradients, optimizer and random state untouched.
         """

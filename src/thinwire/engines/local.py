@@ -4,6 +4,7 @@ Letters: B rows, T positions, R response positions, D hidden size, N response to
 """
 
 import copy
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -105,15 +106,17 @@ class LocalEngine:
         loss_function: LossFunction | None = None,
     ) -> AnchorReading:
         watched = [_MomentSum(self.hidden_dim, self.device) for _ in range(self.num_boundaries)]
-        gradient = None
+        num_tokens = sum(batch.input_ids_BT.numel() for batch in batches)
         if loss_function is None:
             with torch.no_grad():
                 for batch in batches:
                     self._watch(batch, policy, watched)
-        else:
-            gradient = self._dense_gradient(batches, view.dense(), policy, loss_function, watched)
-        num_tokens = sum(batch.input_ids_BT.numel() for batch in batches)
-        return AnchorReading(tuple(watch.moments() for watch in watched), gradient, num_tokens)
+            return AnchorReading(tuple(watch.moments() for watch in watched), None, num_tokens)
+        backward = [_MomentSum(self.hidden_dim, self.device) for _ in range(self.num_boundaries)]
+        both = list(zip(watched, backward, strict=True))
+        gradient = self._dense_gradient(batches, view.dense(), policy, loss_function, both)
+        moments = [tuple(watch.moments() for watch in half) for half in (watched, backward)]
+        return AnchorReading(moments[0], gradient, num_tokens, moments[1])
 
     def _watch(self, batch: Batch, policy: Policy, watched: Sequence["_MomentSum"]) -> None:
         """Run the blocks up to the last boundary, which is all that statistics need."""
@@ -128,7 +131,7 @@ class LocalEngine:
         view: View,
         policy: Policy,
         loss_function: LossFunction,
-        watched: Sequence["_MomentSum"],
+        watched: Sequence[tuple["_MomentSum", "_MomentSum"]],
     ) -> tuple[Tensor, ...]:
         """fp32 sum over micro-batches of the loss's gradient in every parameter; .grad stays as it is."""
         parameters = list(self._model_of(policy).parameters())
@@ -147,7 +150,7 @@ class LocalEngine:
         batch: Batch,
         view: View,
         policy: Policy,
-        watched: Sequence["_MomentSum"] = (),
+        watched: Sequence[tuple["_MomentSum", "_MomentSum"]] = (),
         errors: Sequence["_ErrorSum"] = (),
         with_entropy: bool = True,
     ) -> Reading:
@@ -155,9 +158,12 @@ class LocalEngine:
         stages = self._stages[policy]
 
         def send(hidden_BTD: Tensor, boundary: int) -> Tensor:
-            if watched:
-                watched[boundary].add_(hidden_BTD.detach(), batch.token_mask_BT)
             sent_BTD = view.cross(hidden_BTD, boundary, batch.sample_B)
+            if watched:
+                forward, backward = watched[boundary]
+                forward.add_(hidden_BTD.detach(), batch.token_mask_BT)
+                see = functools.partial(backward.add_, mask_BT=batch.token_mask_BT)
+                sent_BTD.register_hook(see)  # type: ignore[no-untyped-call]
             if errors:
                 errors[boundary].add_(hidden_BTD, sent_BTD, batch.token_mask_BT)
             return sent_BTD
@@ -235,7 +241,7 @@ def read_tokens(
 
 
 class _MomentSum:
-    """Running sum of h and h h^T over real tokens of one boundary."""
+    """Running sum of x and x x^T over real tokens of one boundary, x a hidden state or its gradient."""
 
     def __init__(self, hidden_dim: int, device: torch.device) -> None:
         self._count = 0

@@ -124,14 +124,20 @@ def json_lines(path: Path, notes: Notes) -> Iterator[tuple[int, dict[str, Any]]]
         for line_number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):  # not JSON, or an integer of thousands of digits
-                record = None
-            if isinstance(record, dict):
+            record = json_object(line)
+            if record is not None:
                 yield line_number, record
             else:
                 notes.add(f"{path.name} line {line_number} is not a JSON object and was left out")
+
+
+def json_object(line: str) -> dict[str, Any] | None:
+    """The JSON object a line holds, None where it holds anything else."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):  # not JSON, or an integer of thousands of digits
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def number(raw: Any) -> float | None:

@@ -7,7 +7,7 @@ nor rollouts, except through the merge.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -77,10 +77,12 @@ def is_needed(codec: Codec, config: AnchorConfig, num_boundaries: int) -> bool:
     return (codec.learns and num_boundaries > 0) or config.merge_alpha < 1.0
 
 
-def num_dense_passes(config: AnchorConfig, kl_coefficient: float) -> int:
-    """Dense crossings of every token at a fire: a forward, and with a merged gradient its backward and, with
-    a KL term, the reference's forward."""
-    return 1 if config.merge_alpha == 1.0 else 2 + (kl_coefficient > 0)
+def num_dense_passes(codec: Codec, config: AnchorConfig, kl_coefficient: float) -> int:
+    """Dense crossings of every token at a fire: a forward; its backward where the gradient is merged or the
+    codec learns from it; with a merged KL term the reference's forward."""
+    if config.merge_alpha < 1.0:
+        return 2 + (kl_coefficient > 0)
+    return 2 if codec.learns_from_gradients else 1
 
 
 def snapshot_due(step: int, config: AnchorConfig, cadence: int) -> bool:
@@ -114,16 +116,19 @@ def fire(
         policy = "snapshot"
     batches = _share_of_rows(engine, rows, config.token_share, run_loss)
     view = publish(codec, state.states, seed=0, step=step, device=engine.device).dense()
-    merges, has_kl = config.merge_alpha < 1.0, run_loss.settings.kl_coefficient > 0
-    loss = _own_loss(engine, batches, view, run_loss, has_kl) if merges else None
+    merges = config.merge_alpha < 1.0
+    num_passes = num_dense_passes(codec, config, run_loss.settings.kl_coefficient)
+    if not merges:  # statistics alone: the KL term's share of the gradient is not worth a reference pass
+        run_loss = replace(run_loss, settings=replace(run_loss.settings, kl_coefficient=0.0))
+    loss = _own_loss(engine, batches, view, run_loss) if num_passes > 1 else None
     reading = engine.boundary_moments(batches, view, policy, loss)
     if reading.gradient is not None:
         refuse_non_finite({"anchor/gradient": float(sum(share.abs().sum() for share in reading.gradient))})
     version = state.num_fires + 1
-    learned = zip(state.states, reading.moments, strict=True)
-    staged = AnchorState(tuple(codec.learn(old, seen, version) for old, seen in learned), version)
-    num_passes = num_dense_passes(config, run_loss.settings.kl_coefficient)
-    return Fired(staged, reading.gradient, reading.num_tokens, num_passes)
+    backward = reading.gradient_moments or (None,) * len(reading.moments)
+    learned = zip(state.states, reading.moments, backward, strict=True)
+    staged = AnchorState(tuple(codec.learn(old, seen, version, back) for old, seen, back in learned), version)
+    return Fired(staged, reading.gradient if merges else None, reading.num_tokens, num_passes)
 
 
 def _share_of_rows(engine: Engine, rows: Rows, share: float, run_loss: AnchorLoss) -> list[Batch]:
@@ -140,9 +145,10 @@ def _columns(rows: Rows) -> list[Sequence[Any]]:
     return [rows.prompt_ids, rows.response_ids, rows.rollout_logprobs, rows.sample, rows.advantages]
 
 
-def _own_loss(engine: Engine, batches: list[Batch], view: View, run_loss: AnchorLoss, has_kl: bool) -> Losses:
+def _own_loss(engine: Engine, batches: list[Batch], view: View, run_loss: AnchorLoss) -> Losses:
     """The run's own loss, codec off, with the pass's own detached log-probabilities as old. Without a KL
     term nothing depends on the reference, and its dense pass is saved."""
+    has_kl = run_loss.settings.kl_coefficient > 0
     reference = engine.forward(batches, view, "reference", with_entropy=False) if has_kl else None
     return Losses(
         run_loss.rl,

@@ -116,7 +116,7 @@ def wire(recipe: Recipe, codec: Codec, num_boundaries: int) -> dict[str, float]:
     """Bits a token a boundary, and the bytes of a step at full lengths over all boundaries.
 
     The old, reference and training passes send every token forward, the training pass sends it back. The
-    anchor sends ceil(token_share x rows) rows dense at a fire (2 or 3 times with a merged gradient).
+    anchor sends ceil(token_share x rows) rows dense at a fire (`num_dense_passes` times).
     """
     dtype = getattr(torch, recipe.model.dtype)
     num_rows = recipe.sampling.prompts * recipe.sampling.group_size
@@ -129,7 +129,7 @@ def wire(recipe: Recipe, codec: Codec, num_boundaries: int) -> dict[str, float]:
         shape,
         forward_tokens=3 * num_tokens,
         backward_tokens=num_tokens,
-        anchor_tokens=anchor_tokens * num_dense_passes(recipe.anchor, recipe.rl.kl_coefficient),
+        anchor_tokens=anchor_tokens * num_dense_passes(codec, recipe.anchor, recipe.rl.kl_coefficient),
         probe_tokens=0,
         side_channel_bytes=state_bytes * num_boundaries,
     )
