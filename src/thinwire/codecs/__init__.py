@@ -4,23 +4,47 @@
 read it.
 """
 
+from thinwire.codecs.antithetic import Antithetic
 from thinwire.codecs.base import Codec, CodecState, Moments, Payload
+from thinwire.codecs.bernoulli import Bernoulli
 from thinwire.codecs.boundary import View, cross, publish
 from thinwire.codecs.exact_k import ExactK
 from thinwire.codecs.identity import Identity
+from thinwire.codecs.low_rank_residual import LowRankResidual
+from thinwire.codecs.rms_matched import RmsMatched
+from thinwire.codecs.rounding import RoundToNearest, StochasticRounding
 from thinwire.codecs.subspace import Subspace
+from thinwire.codecs.tile_rotated import TileRotated
 
-CODECS: tuple[type[Codec], ...] = (Identity, Subspace, ExactK)
+CODECS: tuple[type[Codec], ...] = (
+    Identity,
+    Subspace,
+    ExactK,
+    Bernoulli,
+    Antithetic,
+    RmsMatched,
+    LowRankResidual,
+    StochasticRounding,
+    RoundToNearest,
+    TileRotated,
+)
 
 __all__ = [
     "CODECS",
+    "Antithetic",
+    "Bernoulli",
     "Codec",
     "CodecState",
     "ExactK",
     "Identity",
+    "LowRankResidual",
     "Moments",
     "Payload",
+    "RmsMatched",
+    "RoundToNearest",
+    "StochasticRounding",
     "Subspace",
+    "TileRotated",
     "View",
     "cross",
     "publish",

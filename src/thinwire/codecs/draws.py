@@ -32,6 +32,12 @@ def index_dtype(hidden_dim: int) -> torch.dtype:
     return torch.int16 if hidden_dim <= 1 << 15 else torch.int32
 
 
+def permuted_channels(keys: TokenKeys, boundary: int, hidden_dim: int, num: int) -> Tensor:
+    """The first `num` entries of a keyed permutation of the channels per token: (N, num), no two equal."""
+    chosen_NK = permutation_prefix(keys, Stream.ACTIVATION_MASK, boundary, hidden_dim, num)
+    return chosen_NK.to(index_dtype(hidden_dim))
+
+
 def kept_channels(keys: TokenKeys, boundary: int, hidden_dim: int, num: int) -> Tensor:
     """A keyed uniform K-subset of the channels per token, ascending (N, K).
 
@@ -41,8 +47,7 @@ def kept_channels(keys: TokenKeys, boundary: int, hidden_dim: int, num: int) -> 
         shape = torch.broadcast_shapes(keys.sample_N.shape, keys.position_N.shape)  # type: ignore[no-untyped-call]
         every_D = torch.arange(hidden_dim, device=keys.sample_N.device, dtype=index_dtype(hidden_dim))
         return every_D.repeat(*shape, 1)
-    chosen_NK = permutation_prefix(keys, Stream.ACTIVATION_MASK, boundary, hidden_dim, num)
-    return chosen_NK.to(index_dtype(hidden_dim)).sort(-1).values
+    return permuted_channels(keys, boundary, hidden_dim, num).sort(-1).values
 
 
 def dither(keys: TokenKeys, stream: Stream, boundary: int, num: int) -> Tensor:

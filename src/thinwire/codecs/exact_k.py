@@ -5,10 +5,10 @@ from typing import Literal
 from torch import Tensor
 
 from thinwire.codecs.base import PAYLOAD_DTYPE, CodecState, Direction
-from thinwire.codecs.draws import index_dtype
+from thinwire.codecs.draws import permuted_channels
 from thinwire.codecs.kept import KeptChannels
 from thinwire.codecs.packing import Sent, saturated
-from thinwire.core.keys import Stream, TokenKeys, permutation_prefix
+from thinwire.core.keys import TokenKeys
 
 
 class ExactK(KeptChannels):
@@ -26,10 +26,7 @@ class ExactK(KeptChannels):
 
     def draw(self, keys: TokenKeys, boundary: int) -> Tensor:
         """S for every token: distinct channel indices (N, K), int16 where D allows (a step keeps them)."""
-        kept_NK = permutation_prefix(
-            keys, Stream.ACTIVATION_MASK, boundary, self.hidden_dim, self.values_per_token()
-        )
-        return kept_NK.to(index_dtype(self.hidden_dim))
+        return permuted_channels(keys, boundary, self.hidden_dim, self.values_per_token())
 
     def encode(self, hidden_ND: Tensor, draw: Tensor | None, state: CodecState) -> Sent:
         assert draw is not None
