@@ -75,6 +75,11 @@ class Bernoulli(KeptChannels):
         return self._table()[1]
 
     @property
+    def coin(self) -> float:
+        """p, the chance of each channel before the capacity counts."""
+        return float(_largest_coin(self.hidden_dim, self.values_per_token(), self.overflow))
+
+    @property
     def unbiased(self) -> frozenset[Direction]:
         return frozenset(("forward", "backward"))
 

@@ -81,8 +81,8 @@ def delta_cross(
     """h~ = m + C(h - m) where the prefix has a memory m, then m <- h~, rounded to the memory's type.
 
     First visit: h itself in that type, or C(h) with "codec". If C is contractive, that is
-    E||C(x) - x||^2 <= a ||x||^2 with a < 1, and h stands still, the error falls by a at every visit; an unbiased
-    mask at 5% has a = 19 and makes it grow, so C should be a rounding of all channels. Bias: that of C.
+    E||C(x) - x||^2 <= a ||x||^2 with a < 1, and h stands still, the error falls by a at every visit; an
+    unbiased mask at 5% has a = 19 and makes it grow, so C should be a rounding of all channels.
     Forward only: AQ-SGD sends gradients through C alone, without memory. A pure function: all passes of a
     step take the memory from before the step, else old and new log-probabilities would differ at ratio 1.
     Wire: see `delta_wire_bits`. Memory: `DeltaMemory.num_bytes` at each end of each boundary.
