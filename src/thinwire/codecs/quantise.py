@@ -60,7 +60,8 @@ def dequantise_blocks(sent: Sent, block: int, bits: int, scale_bits: int) -> Ten
     """The grid values (N, V) of what `quantise_blocks` gave."""
     scale_codes_NS, codes_NV = sent
     scale_NV = _spread(scale_of(scale_codes_NS, scale_bits), block, codes_NV.shape[-1])
-    return scale_NV * (codes_NV * (2.0 / ((1 << bits) - 1)) - 1.0)
+    top = (1 << bits) - 1
+    return (2 * codes_NV - top) / top * scale_NV
 
 
 def hadamard(values_NV: Tensor) -> Tensor:
