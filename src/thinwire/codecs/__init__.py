@@ -1,13 +1,14 @@
 """Codecs: encode -> payload -> decode with an adjoint, drawn from explicit keys.
 
 `CODECS` is the one list a new codec is added to; the recipe's [codec] table and the contract suite
-read it.
+read it. Delta coding (`delta_cross`) has memory and stands apart.
 """
 
 from thinwire.codecs.antithetic import Antithetic
 from thinwire.codecs.base import Codec, CodecState, Moments, Payload
 from thinwire.codecs.bernoulli import Bernoulli
 from thinwire.codecs.boundary import View, cross, publish
+from thinwire.codecs.delta import DeltaMemory, delta_cross, delta_wire_bits, prefix_keys
 from thinwire.codecs.exact_k import ExactK
 from thinwire.codecs.identity import Identity
 from thinwire.codecs.low_rank_residual import LowRankResidual
@@ -35,6 +36,7 @@ __all__ = [
     "Bernoulli",
     "Codec",
     "CodecState",
+    "DeltaMemory",
     "ExactK",
     "Identity",
     "LowRankResidual",
@@ -47,5 +49,8 @@ __all__ = [
     "TileRotated",
     "View",
     "cross",
+    "delta_cross",
+    "delta_wire_bits",
+    "prefix_keys",
     "publish",
 ]
