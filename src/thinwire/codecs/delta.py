@@ -62,7 +62,7 @@ class DeltaMemory:
     def remember(self, key_N: Tensor, decoded_ND: Tensor) -> "DeltaMemory":
         """The memory after these tokens; of equal keys the last token's state stays."""
         key_C = torch.cat((self.key_M, key_N.reshape(-1)))
-        hidden_CD = torch.cat((self.hidden_MD, decoded_ND.reshape(-1, decoded_ND.shape[-1])))
+        hidden_CD = torch.cat((self.hidden_MD, decoded_ND.reshape(key_N.numel(), decoded_ND.shape[-1])))
         sorted_C, order_C = torch.sort(key_C, stable=True)
         last_C = torch.ones_like(sorted_C, dtype=torch.bool)
         last_C[:-1] = sorted_C[1:] != sorted_C[:-1]
