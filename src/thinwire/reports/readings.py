@@ -46,20 +46,21 @@ EMPTY_SERIES = Series(np.zeros(0, np.int64), np.zeros(0, np.float64))
 
 
 class Notes:
-    """What was left out while reading: the first 20 in words, of the rest their number."""
+    """What was left out while reading: the first 20 kinds with their counts, of the rest their number."""
 
     def __init__(self) -> None:
-        self._lines: list[str] = []
+        self._counts: dict[str, int] = {}
         self._more = 0
 
     def add(self, line: str) -> None:
-        if len(self._lines) < MAX_NOTES:
-            self._lines.append(line)
+        if line in self._counts or len(self._counts) < MAX_NOTES:
+            self._counts[line] = self._counts.get(line, 0) + 1
         else:
             self._more += 1
 
     def lines(self) -> list[str]:
-        return [*self._lines, *([f"and {self._more} more like these"] if self._more else [])]
+        counted = [line if num == 1 else f"{line} ({num} times)" for line, num in self._counts.items()]
+        return [*counted, *([f"and {self._more} more like these"] if self._more else [])]
 
 
 class Readings:
