@@ -76,6 +76,7 @@ def _answer(
 ) -> int:
     """Run the command, print its result, and turn every exception into one line and an exit status."""
     on_error = stdout if as_json else None
+    options.stdout = stdout  # for the one command that draws on it while it runs
     try:
         result = command(options)
         try:
@@ -215,6 +216,10 @@ def _parsers() -> tuple[argparse.ArgumentParser, dict[str, _Command]]:
         "directories", type=Path, nargs="+", metavar="DIR", help="the --out of train, compare or demo"
     )
     report.option("--out", type=Path, help="default DIR/report.html, or report.html here for several DIR")
+    watch = add("watch", run.watch, "A live view of a run or a comparison; Ctrl-C leaves it.", False)
+    watch.parser.add_argument("directory", type=Path, help="the --out of train, compare or demo")
+    watch.option("--every", type=float, default=2.0, metavar="SECONDS", help="between two looks (default 2)")
+    watch.option("--once", action="store_true", help="print one frame and exit")
     movement = add("movement", run.movement, "How far weights have moved from a base, block by block.", False)
     movement.parser.add_argument(
         "base", metavar="BASE", help="model folder, .safetensors, .gguf, embedded, package:NAME, or a run"

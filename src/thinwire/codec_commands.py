@@ -34,7 +34,7 @@ SWEEP = (0.2, 0.4, 0.8, 1.6, 4.0)
 
 def declare(add: Callable[..., Command]) -> None:
     """Add the actions and their options to the command line."""
-    listing = add("list", list_codecs, "Name, settings and bits of every codec.", False)
+    listing = add("list", list_codecs, "Name, bias, settings and bits of every codec.", False)
     listing.option(
         "--width", type=int, default=1536, help="hidden size the bits are given for (default 1536)"
     )
@@ -66,7 +66,7 @@ def _whole_numbers(text: str) -> list[int]:
 
 
 def list_codecs(options: argparse.Namespace) -> Result:
-    """Name, settings and wire cost of every codec at a width."""
+    """Name, formula, bias, wire cost and settings of every codec at a width."""
     import torch
 
     from thinwire.codecs import CODECS
@@ -84,6 +84,9 @@ def list_codecs(options: argparse.Namespace) -> Result:
                 "name": bound.name,
                 "about": (kind.__doc__ or "").strip().splitlines()[0],
                 "settings": {name: info.description for name, info in fields.items()},
+                "defaults": {name: getattr(bound, name) for name in fields},
+                "unbiased": sorted(bound.unbiased),
+                "learns": bound.learns,
                 "bits_per_token": bound.wire_bits(torch.bfloat16),
                 "bits_per_value": bound.wire_bits_per_value(torch.bfloat16),
             }
@@ -94,13 +97,16 @@ def list_codecs(options: argparse.Namespace) -> Result:
 def _list_text(width: int, listed: Sequence[dict[str, Any]]) -> str:
     lines = [f"bits a token a boundary, each way, at width {width} in bf16, default settings"]
     for codec in listed:
+        bias = "unbiased" if len(codec["unbiased"]) == 2 else " ".join(["biased", *codec["unbiased"]])
         lines.append(
-            f"{codec['name']}: {codec['bits_per_token']} bits, {codec['bits_per_value']:.3f} per value. "
-            f"{codec['about']}"
+            f"{codec['name']}: {codec['bits_per_token']} bits, {codec['bits_per_value']:.3f} per value, "
+            f"{bias}{', learned by the anchor' if codec['learns'] else ''}. {codec['about']}"
         )
-        lines += [
-            f"    codec.{name}: {' '.join(str(about).split())}" for name, about in codec["settings"].items()
-        ]
+        for name, about in codec["settings"].items():
+            value = codec["defaults"][name]
+            shown = str(value).lower() if isinstance(value, bool) else value
+            given = "" if value is None else f" = {shown}"
+            lines.append(f"    codec.{name}{given}: {' '.join(str(about).split())}")
     return "\n".join(lines)
 
 

@@ -74,11 +74,12 @@ def resume(options: argparse.Namespace) -> Result:
     if options.arm not in (None, arm):
         raise UserError(f"--arm {options.arm} differs from the run's arm {arm}; leave --arm away")
     refuse_unknown_options(options)
-    recipe = load_recipe(config)
     if options.recipe is not None:
-        refuse_other_recipe(out, load_recipe(find_recipe(options.recipe), options.settings, arm))
+        given = load_recipe(find_recipe(options.recipe), options.settings, arm)
     else:
-        refuse_other_recipe(out, load_recipe(config, options.settings))
+        given = load_recipe(config, options.settings)
+    refuse_other_recipe(out, given)
+    recipe = load_recipe(config).model_copy(update={"trackers": given.trackers})
     summary = read_object(out / "summary.json")
     if summary.get("status") == "done":
         page = out / "report.html"
@@ -176,6 +177,20 @@ def report(options: argparse.Namespace) -> Result:
 
     page = write_report(options.directories, options.out)
     return Result({"report": str(page)}, f"report: {page}")
+
+
+def watch(options: argparse.Namespace) -> Result:
+    """The live view on a terminal until Ctrl-C; one frame anywhere else, with --once or with --json."""
+    from thinwire.reports import watch as live
+
+    live.refuse_interval(options.every)
+    watched = live.Watch(options.directory)
+    stream = options.stdout
+    if not (options.once or options.json) and live.is_screen(stream):
+        live.watch(watched, stream, options.every)
+        return Result({}, "")
+    watched.look()
+    return Result(watched.as_object(), "" if options.json else watched.as_text(stream))
 
 
 def movement(options: argparse.Namespace) -> Result:

@@ -142,7 +142,7 @@ def test_the_tables_fit_eighty_columns_and_name_what_was_refused():
     text = describe(found() | {"refused": refused})
     assert max(map(len, text.splitlines())) <= 80
     assert "not measured: x at 0.01 bits a value: codec.keep must be in 1..32" in text.replace("\n", " ")
-    for name in NAMES:
+    for name in (*NAMES, "|g|/|g0|", "layer", "Gaussian"):
         assert name in text
 
 

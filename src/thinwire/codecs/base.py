@@ -19,7 +19,6 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from thinwire.codecs.packing import Field, Sent, bytes_per_token, pack_fields, unpack_fields
-from thinwire.core.errors import UserError
 from thinwire.core.keys import TokenKeys
 
 Direction = Literal["forward", "backward"]
@@ -27,9 +26,6 @@ Direction = Literal["forward", "backward"]
 
 PAYLOAD_DTYPE = torch.bfloat16
 """What a value is on the wire, whatever the compute type: 16 bits."""
-
-REFERENCE_BUDGET = 0.05
-"""Share of the channels the reference codecs send by default: 77 of 1536, 29 of 576, 6 of 128."""
 
 
 @dataclass(frozen=True)
@@ -212,20 +208,3 @@ class Codec(BaseModel, ABC):
 
     def _fields(self, dtype: torch.dtype, direction: Direction) -> tuple[Field, ...]:
         return self.layout(dtype) if direction == "forward" else self.gradient_layout(dtype)
-
-
-def resolve_kept(field: str, kept: int | None, bits_per_value: float | None, hidden_dim: int) -> int:
-    """K out of `field`, or of bits_per_value (floor(bits D / 16)), or round(0.05 D); checked against D."""
-    if kept is not None and bits_per_value is not None:
-        raise UserError(f"{field} = {kept} and codec.bits_per_value = {bits_per_value} both set; give one")
-    if bits_per_value is not None:
-        kept = int(bits_per_value * hidden_dim / 16 + 1e-9)
-        field = f"codec.bits_per_value = {bits_per_value} gives {field}"
-    if kept is None:
-        kept = max(1, round(REFERENCE_BUDGET * hidden_dim))
-    if not 1 <= kept <= hidden_dim:
-        raise UserError(
-            f"{field} must be in 1..{hidden_dim} (the hidden size), got {kept}; "
-            f"set {field.split()[-1]} = {hidden_dim} to send everything"
-        )
-    return kept

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from thinwire.codecs.base import Codec, CodecState, Direction
 from thinwire.codecs.identity import Identity
+from thinwire.codecs.packing import saturated
 from thinwire.core.errors import NonFinite
 from thinwire.core.keys import TokenKeys
 
@@ -26,15 +27,15 @@ class _Crossing(torch.autograd.Function):
     ) -> Tensor:
         _refuse_non_finite(hidden, boundary, "forward")
         ctx.codec, ctx.draw, ctx.state, ctx.boundary = codec, draw, state, boundary
-        return codec.decode(codec.encode(hidden, draw, state), draw, state).to(hidden.dtype)
+        return saturated(codec.decode(codec.encode(hidden, draw, state), draw, state), hidden.dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
         (gradient,) = gradients
         _refuse_non_finite(gradient, ctx.boundary, "backward")
         sent = ctx.codec.encode_gradient(gradient, ctx.draw, ctx.state)
-        decoded = ctx.codec.decode_gradient(sent, ctx.draw, ctx.state).to(gradient.dtype)
-        return decoded, None, None, None, None
+        decoded = ctx.codec.decode_gradient(sent, ctx.draw, ctx.state)
+        return saturated(decoded, gradient.dtype), None, None, None, None
 
 
 def cross(
@@ -44,7 +45,8 @@ def cross(
 
     Bit-identical to packing the payload, sending its bytes and unpacking them (the contract suite
     checks it), which the real wire does. NonFinite, naming boundary and direction, where a hidden state or
-    a gradient is nan or inf: a quantised payload could not tell.
+    a gradient is nan or inf: a quantised payload could not tell. What is decoded beyond the range of h's
+    type (a mask times D / K in fp16) becomes the largest value of that type.
     """
     crossed: Tensor = _Crossing.apply(hidden_BTD, codec, draw, state, boundary)  # type: ignore[no-untyped-call]
     return crossed

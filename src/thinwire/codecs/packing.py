@@ -38,6 +38,14 @@ def codes(num: int, bits: int) -> Field:
     return Field(num, torch.int32, bits)
 
 
+def saturated(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """`values` as `dtype`; what is beyond its range becomes its largest finite value, never inf."""
+    limit = torch.finfo(dtype).max
+    if torch.finfo(values.dtype).max > limit:
+        values = values.clamp(-limit, limit)
+    return values.to(dtype)
+
+
 def bytes_per_token(layout: Sequence[Field]) -> int:
     """B: the sum of all fields' bits, rounded up to whole bytes once a token."""
     return (sum(field.num * field.bits for field in layout) + 7) // 8

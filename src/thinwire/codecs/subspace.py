@@ -6,8 +6,9 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import PAYLOAD_DTYPE, Codec, CodecState, Moments, resolve_kept
-from thinwire.codecs.packing import Field, Sent, floats
+from thinwire.codecs.base import PAYLOAD_DTYPE, Codec, CodecState, Moments
+from thinwire.codecs.budget import resolve_kept
+from thinwire.codecs.packing import Field, Sent, floats, saturated
 from thinwire.core.errors import NonFinite, UserError
 from thinwire.core.keys import Stream, normals, scalar_keys
 
@@ -39,11 +40,9 @@ class Subspace(Codec):
 
     def initial_state(self, seed: int, boundary: int) -> CodecState:
         """A keyed random orthonormal basis: where the first fire's power iteration starts."""
-        gaussian_DR = normals(
-            scalar_keys(seed, 0), Stream.BASIS, boundary, self.hidden_dim * self.values_per_token()
+        return CodecState(
+            0, {"basis_DR": starting_basis(seed, boundary, self.hidden_dim, self.values_per_token())}
         )
-        basis_DR, _ = torch.linalg.qr(gaussian_DR.float().view(self.hidden_dim, self.values_per_token()))
-        return CodecState(0, {"basis_DR": basis_DR})
 
     def learn(
         self,
@@ -52,16 +51,9 @@ class Subspace(Codec):
         version: int,
         gradient_moments: Moments | None = None,
     ) -> CodecState:
-        """Q <- qr(C Q), `power_iterations` times, C = sum h h^T / tokens (not centred, as h~ has no mean
-        term). Iterated in float64 on the CPU and kept in fp32: Q^T Q = I to 1e-6 at every width, which a
-        QR in fp32 misses at D = 576."""
-        second_DD = moments.second_DD.double().cpu() / max(1, moments.num_tokens)
-        if not torch.isfinite(second_DD).all():
-            raise NonFinite("anchor/moments", math.nan)
-        basis_DR = state.tensors["basis_DR"].double()
-        for _ in range(self.power_iterations):
-            basis_DR, _ = torch.linalg.qr(second_DD @ basis_DR)
-        return CodecState(version, {"basis_DR": basis_DR.float()})
+        """Q <- qr(C Q), `power_iterations` times: see `next_basis`."""
+        basis_DR = next_basis(state.tensors["basis_DR"], moments, self.power_iterations)
+        return CodecState(version, {"basis_DR": basis_DR})
 
     @property
     def learns(self) -> bool:
@@ -71,7 +63,7 @@ class Subspace(Codec):
         return (floats(self.values_per_token(), PAYLOAD_DTYPE),)
 
     def encode(self, hidden_ND: Tensor, draw: Tensor | None, state: CodecState) -> Sent:
-        return ((hidden_ND.float() @ state.tensors["basis_DR"]).to(PAYLOAD_DTYPE),)
+        return (saturated(hidden_ND.float() @ state.tensors["basis_DR"], PAYLOAD_DTYPE),)
 
     def decode(self, sent: Sent, draw: Tensor | None, state: CodecState) -> Tensor:
         (values_NK,) = sent
@@ -81,3 +73,25 @@ class Subspace(Codec):
         """R."""
         assert self.subspace_dim is not None
         return self.subspace_dim
+
+
+def starting_basis(seed: int, boundary: int, hidden_dim: int, subspace_dim: int) -> Tensor:
+    """A keyed random orthonormal D x R, fp32: computed at one end and sent, as QR is not bit-reproducible."""
+    gaussian_C = normals(scalar_keys(seed, 0), Stream.BASIS, boundary, hidden_dim * subspace_dim)
+    basis_DR: Tensor = torch.linalg.qr(gaussian_C.float().view(hidden_dim, subspace_dim))[0]
+    return basis_DR
+
+
+def next_basis(basis_DR: Tensor, moments: Moments, power_iterations: int) -> Tensor:
+    """Q <- qr(C Q), `power_iterations` times, C = sum h h^T / tokens (not centred, as h~ has no mean term).
+
+    Iterated in float64 on the CPU and kept in fp32: Q^T Q = I to 1e-6 at every width, which a QR in fp32
+    misses at D = 576.
+    """
+    second_DD = moments.second_DD.double().cpu() / max(1, moments.num_tokens)
+    if not torch.isfinite(second_DD).all():
+        raise NonFinite("anchor/moments", math.nan)
+    basis_DR = basis_DR.double()
+    for _ in range(power_iterations):
+        basis_DR, _ = torch.linalg.qr(second_DD @ basis_DR)
+    return basis_DR.float()

@@ -108,13 +108,18 @@ def load_runs(directory: Path | str) -> list[Run]:
     root = Path(directory)
     if not root.is_dir():
         raise UserError(f"report DIR must be an existing directory, got {str(root)!r}; give a run's --out")
-    folders = [root] if _is_run(root) else sorted(p for p in root.glob("*/seed-*") if _is_run(p))
+    folders = run_folders(root)
     if not folders:
         raise UserError(
             f"report DIR must hold {METRICS_FILE} or <arm>/seed-<n>/{METRICS_FILE}, found neither in "
             f"{str(root)!r}; give the --out of train, compare or demo"
         )
     return sorted((load_run(folder) for folder in folders), key=lambda run: (arm_rank(run.arm), run.seed))
+
+
+def run_folders(root: Path) -> list[Path]:
+    """`root` itself if it is a run, else its <arm>/seed-<n> that are."""
+    return [root] if _is_run(root) else sorted(p for p in root.glob("*/seed-*") if _is_run(p))
 
 
 def load_together(directories: Sequence[Path]) -> list[Run]:

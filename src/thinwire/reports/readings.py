@@ -46,20 +46,21 @@ EMPTY_SERIES = Series(np.zeros(0, np.int64), np.zeros(0, np.float64))
 
 
 class Notes:
-    """What was left out while reading: the first 20 in words, of the rest their number."""
+    """What was left out while reading: the first 20 kinds with their counts, of the rest their number."""
 
     def __init__(self) -> None:
-        self._lines: list[str] = []
+        self._counts: dict[str, int] = {}
         self._more = 0
 
     def add(self, line: str) -> None:
-        if len(self._lines) < MAX_NOTES:
-            self._lines.append(line)
+        if line in self._counts or len(self._counts) < MAX_NOTES:
+            self._counts[line] = self._counts.get(line, 0) + 1
         else:
             self._more += 1
 
     def lines(self) -> list[str]:
-        return [*self._lines, *([f"and {self._more} more like these"] if self._more else [])]
+        counted = [line if num == 1 else f"{line} ({num} times)" for line, num in self._counts.items()]
+        return [*counted, *([f"and {self._more} more like these"] if self._more else [])]
 
 
 class Readings:
@@ -124,14 +125,20 @@ def json_lines(path: Path, notes: Notes) -> Iterator[tuple[int, dict[str, Any]]]
         for line_number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):  # not JSON, or an integer of thousands of digits
-                record = None
-            if isinstance(record, dict):
+            record = json_object(line)
+            if record is not None:
                 yield line_number, record
             else:
                 notes.add(f"{path.name} line {line_number} is not a JSON object and was left out")
+
+
+def json_object(line: str) -> dict[str, Any] | None:
+    """The JSON object a line holds, None where it holds anything else."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):  # not JSON, or an integer of thousands of digits
+        return None
+    return record if isinstance(record, dict) else None
 
 
 def number(raw: Any) -> float | None:

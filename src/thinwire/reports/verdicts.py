@@ -16,6 +16,13 @@ def run_verdict(run: Run) -> Verdict:
     return verdict({key: (series.steps, series.values) for key, series in run.series.items()})
 
 
+def verdict_text(run: Run) -> str:
+    """The verdict and its reasons on one line."""
+    found = run_verdict(run)
+    needed = f", about {found.steps_needed} more steps needed" if found.steps_needed else ""
+    return f"{found.word}{needed}: {'; '.join(found.reasons)}"
+
+
 def section(runs: Sequence[Run], arms: Sequence[str]) -> str:
     """A row a run: the word and its reasons; then the pooled gap slope of every arm, and the rules."""
     rows = []
