@@ -134,7 +134,7 @@ def bench(options: argparse.Namespace) -> Result:
         tokens_per_step=options.tokens_per_step,
     )
     found = run.bench(subject, _rollouts(options, recipe, loaded, subject), plan, _say)
-    found["refused"] = refused + missed
+    found["refused"] = refused + missed + found["refused"]
     return _finished(found, describe(found), options.out, write_bench)
 
 

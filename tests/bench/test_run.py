@@ -15,7 +15,8 @@ from thinwire.bench.rollouts import micro_batches
 from thinwire.bench.run import bench
 from thinwire.bench.store import load, save
 from thinwire.bench.table import describe
-from thinwire.codecs import CODECS
+from thinwire.codecs import CODECS, Identity
+from thinwire.core.errors import RunFailure
 from thinwire.reports.bench_page import render_bench
 
 NAMES = [kind.model_fields["name"].default for kind in CODECS]
@@ -33,7 +34,7 @@ def quiet(_):
 @functools.cache
 def found():
     points = tuple(Entry("exact-k", bound("exact-k", keep=keep)) for keep in (1, 8))
-    return bench(subject(), saved(), plan(sweep=points), quiet) | {"refused": []}
+    return bench(subject(), saved(), plan(sweep=points), quiet)
 
 
 def row(name):
@@ -54,6 +55,7 @@ def test_every_reading_of_identity_is_exactly_zero_or_one():
         "norm_ratio": 1.0,
         "cosine_of_mean": 1.0,
         "relative_error_of_mean": 0.0,
+        "not_finite": None,
     }
     for boundary in exact["boundaries"]:
         for direction in ("forward", "backward"):
@@ -77,6 +79,7 @@ def test_rows_come_sorted_by_gap_with_every_codec_and_plain_json():
     assert gaps == sorted(gaps)
     assert sorted(row["label"] for row in found()["codecs"]) == sorted(NAMES)
     assert json.loads(json.dumps(found(), allow_nan=False)) == found()
+    assert found()["refused"] == []
     assert [point["bits_per_value"] for point in found()["sweep"]] == [0.5, 4.0]
     for one in (*found()["codecs"], *found()["sweep"]):
         assert one["gap"]["low"] <= one["gap"]["mean"] <= one["gap"]["high"]
@@ -118,6 +121,45 @@ def test_wire_bits_are_the_length_of_the_packed_bytes(kind, dtype):
     found = cost.wire_bits(view, passes[0])
     assert found["forward"] * batch.input_ids_BT.numel() == 8 * len(bytes(buffer.flatten().tolist()))
     assert found == dict.fromkeys(("forward", "backward"), codec.wire_bits(dtype))
+
+
+class Exploding(Identity):
+    """Identity whose other end reads infinity, in one direction."""
+
+    direction: str = "backward"
+
+    def decode(self, sent, draw, state):
+        return sent[0] * (math.inf if self.direction == "forward" else 1.0)
+
+    def decode_gradient(self, sent, draw, state):
+        return sent[0] * math.inf
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_gradient_that_is_not_finite_is_named_and_the_rest_is_read(stages):
+    entry = Entry("exploding", Exploding().at_width(WIDTH))
+    found = bench(subject(stages), saved(stages), Plan([entry], fires=1), quiet)
+    json.dumps(found, allow_nan=False)
+    assert "exploding: not finite:" in describe(found)
+    assert "<svg" not in render_bench(found)  # a gap of 0 alone
+    (one,) = found["codecs"]
+    assert one["boundaries"][0]["backward"]["relative_error"] is None
+    assert one["gap"] == EXACT
+    assert one["gradient"].pop("not_finite") == ("gradient" if stages == 2 else "boundary/0/backward")
+    assert set(one["gradient"].values()) == {None}
+
+
+@pytest.mark.parametrize("stages", [2, 3])
+def test_a_codec_whose_forward_pass_is_not_finite_is_told_and_the_others_go_on(stages):
+    exploding = Entry("exploding", Exploding(direction="forward").at_width(WIDTH))
+    entries = [exploding, Entry("identity", bound("identity"))]
+    found = bench(subject(stages), saved(stages), Plan(entries, [exploding], fires=1), quiet)
+    assert [row["label"] for row in found["codecs"]] == ["identity"]
+    place = "logits/forward" if stages == 2 else "boundary/1/forward"
+    assert [one["reason"] for one in found["refused"]] == [f"not finite: {place} = nan"] * 2
+    assert "not measured: exploding at 32 bits a value: not finite" in describe(found).replace("\n", " ")
+    with pytest.raises(RunFailure, match=r"codec exploding: not finite: .*/forward"):
+        bench(subject(stages), saved(stages), Plan([exploding], fires=1), quiet)
 
 
 def test_the_side_channel_is_the_state_shared_by_the_tokens_between_fires():

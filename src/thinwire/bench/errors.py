@@ -52,12 +52,13 @@ class _Sums:
         self.num_tokens += int(present_N.sum())
 
     def reading(self) -> dict[str, float | None]:
-        """ERROR_KEYS; see `boundary_errors`. None throughout where nothing but zeros crossed."""
+        """ERROR_KEYS; see `boundary_errors`. None where nothing but zeros crossed, or it is not finite."""
         if not self.norm:
             return dict.fromkeys(ERROR_KEYS)
         parts = (self.error, self.bias, math.sqrt(self.bias_square))
         values = (*(part / self.norm for part in parts), self.ratio / self.num_tokens)
-        return dict(zip(ERROR_KEYS, values, strict=True))
+        finite = (value if math.isfinite(value) else None for value in values)
+        return dict(zip(ERROR_KEYS, finite, strict=True))
 
 
 def boundary_errors(views: Sequence[View], passes: Sequence[Dense]) -> list[dict[str, dict[str, Any]]]:

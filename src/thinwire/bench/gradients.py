@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from thinwire.core.errors import NonFinite
+
 PIECE = 1 << 22
 GRADIENT_KEYS = ("cosine", "relative_error", "norm_ratio", "cosine_of_mean", "relative_error_of_mean")
 
@@ -44,8 +46,11 @@ class GradientReading:
         self._singles: list[tuple[float | None, float, float]] = []
 
     def add_(self, gradient: list[Tensor]) -> None:
-        """One draw's gradient; it is kept or added up in place."""
-        self._singles.append(compare(gradient, self._dense))
+        """One draw's gradient; it is kept or added up in place. NonFinite where it is not finite."""
+        single = compare(gradient, self._dense)
+        if not math.isfinite(single[2]):
+            raise NonFinite("gradient", single[2])
+        self._singles.append(single)
         if self._sum:
             for total, own in zip(self._sum, gradient, strict=True):
                 total += own

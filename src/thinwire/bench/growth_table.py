@@ -14,7 +14,7 @@ def describe(found: Mapping[str, Any]) -> str:
         f"{', '.join(map(str, model['boundaries']))}. The same {scored['tokens']} tokens cross "
         f"{found['steps']} times."
     )
-    table = new_table("codec", "renews", "held", "exponent", "prefactor", "effective hold", "cosine")
+    table = new_table("codec", "renews", "held", "exponent", "prefactor", "eff. hold", "cosine")
     for row in found["codecs"]:
         for one in row["held"]:
             table.add_row(
@@ -25,7 +25,7 @@ def describe(found: Mapping[str, Any]) -> str:
             )
     notes = (
         "exponent of |S_T| ~ T^H: 1 the same error every step, 0.5 an independent one. prefactor c of "
-        "|S_T| = c sqrt(L T) |e| at T >= 8 L: 1 if independent. effective hold: the L that the growth over "
+        "|S_T| = c sqrt(L T) |e| at T >= 8 L: 1 if independent. eff. hold: the L that the growth over "
         "T/2 steps amounts to. cosine of successive renewals' errors. A state is relearned from "
         f"{found['chunk_rollouts']} rollouts, {found['learning_chunks']} different sets in turn, of the same "
         "weights."

@@ -3,6 +3,7 @@
 Letters: B rows, T positions, D hidden size, N response tokens.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from thinwire.bench.measure import TokenReadings, read_tokens
 from thinwire.codecs import Moments, View
+from thinwire.core.errors import NonFinite
 from thinwire.engines.batch import Batch
 from thinwire.models.stages import Stages, split
 from thinwire.rl.logprobs import logprobs_and_entropy
@@ -117,7 +119,10 @@ def view_pass(
     subject: Subject, passes: Sequence[Dense], view: View, *, with_gradient: bool
 ) -> tuple[TokenReadings, list[Tensor]]:
     """The same tokens through a view: readings of every response token, and the parameters' gradient (fp32;
-    empty unless asked for) of the same loss, through the codec at every boundary in both directions."""
+    empty unless asked for) of the same loss, through the codec at every boundary in both directions.
+
+    NonFinite names the boundary and direction, or the logits, that are not.
+    """
     parameters = list(subject.model.parameters()) if with_gradient else []
     total = [torch.zeros_like(p, dtype=torch.float32) for p in parameters]
     readings = []
@@ -141,7 +146,10 @@ def view_pass(
                 subject.temperature,
             )
         )
-    return TokenReadings.cat(readings), total
+    whole = TokenReadings.cat(readings)
+    if not bool(torch.isfinite(whole.view_logprob_N).all()):  # what left the last boundary grew too large
+        raise NonFinite("logits/forward", math.nan)
+    return whole, total
 
 
 def _dense_pass(

@@ -1,7 +1,7 @@
 """`thinwire codecs bench`: every codec on the same tokens of one model, as one JSON object."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,8 +10,8 @@ from torch import Tensor
 
 from thinwire.bench import cost
 from thinwire.bench.errors import Spectrum, boundary_errors, spectra
-from thinwire.bench.gradients import GradientReading
-from thinwire.bench.measure import CONFIDENCE, NUM_RESAMPLES, summarise
+from thinwire.bench.gradients import GRADIENT_KEYS, GradientReading
+from thinwire.bench.measure import CONFIDENCE, NUM_RESAMPLES, TokenReadings, summarise
 from thinwire.bench.passes import LOSS, Dense, Subject, dense_passes, view_pass
 from thinwire.bench.plan import Entry, Plan, Say, learn_state
 from thinwire.bench.rollouts import micro_batches, num_tokens
@@ -42,9 +42,33 @@ def bench(subject: Subject, saved: Saved, plan: Plan, say: Say) -> dict[str, Any
     scene = _Scene(subject, plan, saved, passes, gradient, spectra(passes), _sequences(passes), say)
     if not any(bool(g.any()) for g in gradient):
         raise UserError("the scored rollouts give a gradient of 0: raise --rollouts or --max-new-tokens")
-    rows = [_measured(scene, entry) for entry in plan.entries]
+    refused: list[dict[str, Any]] = []
+    rows = [row for entry in plan.entries for row in _tried(_measure, scene, entry, refused)]
+    if not rows:
+        raise RunFailure(f"codec {refused[0]['label']}: {refused[0]['reason']}")
     rows.sort(key=lambda row: float(row["gap"]["mean"]))
-    return {**_setting(scene), "codecs": rows, "sweep": [_point(scene, entry) for entry in plan.sweep]}
+    points = [row for entry in plan.sweep for row in _tried(_point, scene, entry, refused)]
+    return {**_setting(scene), "codecs": rows, "sweep": points, "refused": refused}
+
+
+def _tried(
+    measure: Callable[[_Scene, Entry], dict[str, Any]],
+    scene: _Scene,
+    entry: Entry,
+    refused: list[dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """The entry's row; none, and a reason, where its forward pass is not finite: that is a reading too, and
+    the other codecs go on."""
+    started, bits = time.perf_counter(), _bits(scene, entry.codec)
+    try:
+        row = measure(scene, entry)
+    except NonFinite as error:
+        refused.append({"label": entry.label, "bits_per_value": bits, "reason": f"not finite: {error}"})
+        scene.say(f"{entry.label}: {refused[-1]['reason']}")
+        return []
+    gap, seconds = row["gap"]["mean"], time.perf_counter() - started
+    scene.say(f"{entry.label} at {bits:.3g} bits a value: gap {gap:.4g} nats ({seconds:.0f} s)")
+    return [row]
 
 
 def learn_states(codec: Codec, scene: _Scene) -> list[CodecState]:
@@ -64,25 +88,11 @@ def views_of(codec: Codec, states: Sequence[CodecState], scene: _Scene, num_draw
     return views if is_drawn else views[:1]
 
 
-def _measured(scene: _Scene, entry: Entry) -> dict[str, Any]:
-    started = time.perf_counter()
-    try:
-        row = _measure(scene, entry)
-    except NonFinite as error:
-        raise RunFailure(f"codec {entry.label}: {error}") from error
-    scene.say(f"{entry.label}: gap {row['gap']['mean']:.4g} nats ({time.perf_counter() - started:.0f} s)")
-    return row
-
-
 def _measure(scene: _Scene, entry: Entry) -> dict[str, Any]:
     codec, plan, first = entry.codec, scene.plan, scene.passes[0]
     states = learn_states(codec, scene)
     views = views_of(codec, states, scene, plan.draws)
-    readings, gradients = [], GradientReading(scene.gradient)
-    for view in views:
-        seen, gradient = view_pass(scene.subject, scene.passes, view, with_gradient=True)
-        readings.append(seen)
-        gradients.add_(gradient)
+    readings, gradient = _read(scene, views)
     wire = cost.wire_bits(views[0], first)
     errors = boundary_errors(views, scene.passes)
     for spectrum, both in zip(scene.spectra, errors, strict=True):
@@ -95,7 +105,7 @@ def _measure(scene: _Scene, entry: Entry) -> dict[str, Any]:
         "bits_per_value": max(wire.values()) / codec.hidden_dim,
         "num_draws": len(views),
         **summarise(readings, scene.sequence_N, plan.seed),
-        "gradient": gradients.finish(),
+        "gradient": gradient,
         "boundaries": [
             {"after_block": block, **both}
             for block, both in zip(scene.subject.stages.after, errors, strict=True)
@@ -105,18 +115,38 @@ def _measure(scene: _Scene, entry: Entry) -> dict[str, Any]:
     }
 
 
+def _read(scene: _Scene, views: Sequence[View]) -> tuple[list[TokenReadings], dict[str, Any]]:
+    """Every draw's readings, and the gradients'. Where a gradient is not finite (a run would refuse that
+    step), `not_finite` says where, and no more gradients are taken."""
+    readings, gradients = [], GradientReading(scene.gradient)
+    not_finite: str | None = None
+    for view in views:
+        if not_finite is None:
+            try:
+                seen, gradient = view_pass(scene.subject, scene.passes, view, with_gradient=True)
+                gradients.add_(gradient)
+            except NonFinite as error:
+                if error.series.endswith("/forward"):
+                    raise
+                not_finite = error.series
+        if not_finite is not None:
+            seen, _ = view_pass(scene.subject, scene.passes, view, with_gradient=False)
+        readings.append(seen)
+    found = dict.fromkeys(GRADIENT_KEYS) if not_finite else gradients.finish()
+    return readings, {**found, "not_finite": not_finite}
+
+
 def _point(scene: _Scene, entry: Entry) -> dict[str, Any]:
     """One point of the sweep: gap, KL and entropy of one draw, and the bits."""
-    codec, plan = entry.codec, scene.plan
-    states = learn_states(codec, scene)
-    (view,) = views_of(codec, states, scene, 1)
-    try:
-        seen, _ = view_pass(scene.subject, scene.passes, view, with_gradient=False)
-    except NonFinite as error:
-        raise RunFailure(f"codec {entry.label} at {_bits(scene, codec):g} bits a value: {error}") from error
-    bits, readings = _bits(scene, codec), summarise([seen], scene.sequence_N, plan.seed)
-    scene.say(f"{entry.label} at {bits:.3g} bits a value: gap {readings['gap']['mean']:.4g} nats")
-    return {"label": entry.label, "settings": _settings(codec), "bits_per_value": bits, **readings}
+    states = learn_states(entry.codec, scene)
+    (view,) = views_of(entry.codec, states, scene, 1)
+    seen, _ = view_pass(scene.subject, scene.passes, view, with_gradient=False)
+    return {
+        "label": entry.label,
+        "settings": _settings(entry.codec),
+        "bits_per_value": _bits(scene, entry.codec),
+        **summarise([seen], scene.sequence_N, scene.plan.seed),
+    }
 
 
 def _bits(scene: _Scene, codec: Codec) -> float:

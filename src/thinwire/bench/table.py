@@ -23,6 +23,8 @@ def describe(found: Mapping[str, Any]) -> str:
     if found["sweep"]:
         parts.append(_swept(found["sweep"]))
     parts += [fill(f"not measured: {one['label']}{_at(one)}: {one['reason']}") for one in found["refused"]]
+    broken = [row for row in rows if row["gradient"]["not_finite"]]
+    parts += [fill(f"{row['label']}: not finite: {row['gradient']['not_finite']}") for row in broken]
     return "\n".join([*parts, fill(_notes(found))])
 
 

@@ -110,7 +110,7 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
             f"{row['kl']['mean']:.4g}",
             f"{row['entropy']['view']:.4g}",
             _text(row["gradient"]["cosine"]),
-            f"{row['gradient']['norm_ratio']:.4g}",
+            _text(row["gradient"]["norm_ratio"]),
             f"{row['microseconds_per_token']['share_of_layer']:.1%}",
         ]
         for row in rows
