@@ -74,11 +74,12 @@ def resume(options: argparse.Namespace) -> Result:
     if options.arm not in (None, arm):
         raise UserError(f"--arm {options.arm} differs from the run's arm {arm}; leave --arm away")
     refuse_unknown_options(options)
-    recipe = load_recipe(config)
     if options.recipe is not None:
-        refuse_other_recipe(out, load_recipe(find_recipe(options.recipe), options.settings, arm))
+        given = load_recipe(find_recipe(options.recipe), options.settings, arm)
     else:
-        refuse_other_recipe(out, load_recipe(config, options.settings))
+        given = load_recipe(config, options.settings)
+    refuse_other_recipe(out, given)
+    recipe = load_recipe(config).model_copy(update={"trackers": given.trackers})
     summary = read_object(out / "summary.json")
     if summary.get("status") == "done":
         page = out / "report.html"
@@ -213,7 +214,7 @@ def analyze(options: argparse.Namespace) -> Result:
 
 
 def codecs(options: argparse.Namespace) -> Result:
-    """Name, settings and wire cost of every codec at a width."""
+    """Name, formula, bias, wire cost and settings of every codec at a width."""
     import torch
 
     from thinwire.codecs import CODECS
@@ -231,6 +232,9 @@ def codecs(options: argparse.Namespace) -> Result:
                 "name": bound.name,
                 "about": (kind.__doc__ or "").strip().splitlines()[0],
                 "settings": {name: info.description for name, info in fields.items()},
+                "defaults": {name: getattr(bound, name) for name in fields},
+                "unbiased": sorted(bound.unbiased),
+                "learns": bound.learns,
                 "bits_per_token": bound.wire_bits(torch.bfloat16),
                 "bits_per_value": bound.wire_bits_per_value(torch.bfloat16),
             }
@@ -241,13 +245,16 @@ def codecs(options: argparse.Namespace) -> Result:
 def _codecs_text(width: int, listed: Sequence[dict[str, Any]]) -> str:
     lines = [f"bits a token a boundary, each way, at width {width} in bf16, default settings"]
     for codec in listed:
+        bias = "unbiased" if len(codec["unbiased"]) == 2 else " ".join(["biased", *codec["unbiased"]])
         lines.append(
-            f"{codec['name']}: {codec['bits_per_token']} bits, {codec['bits_per_value']:.3f} per value. "
-            f"{codec['about']}"
+            f"{codec['name']}: {codec['bits_per_token']} bits, {codec['bits_per_value']:.3f} per value, "
+            f"{bias}{', learned by the anchor' if codec['learns'] else ''}. {codec['about']}"
         )
-        lines += [
-            f"    codec.{name}: {' '.join(str(about).split())}" for name, about in codec["settings"].items()
-        ]
+        for name, about in codec["settings"].items():
+            value = codec["defaults"][name]
+            shown = str(value).lower() if isinstance(value, bool) else value
+            given = "" if value is None else f" = {shown}"
+            lines.append(f"    codec.{name}{given}: {' '.join(str(about).split())}")
     return "\n".join(lines)
 
 

@@ -245,12 +245,17 @@ def test_low_rank_residual_over_every_subset_has_its_mean_and_errors(monkeypatch
 
 
 @pytest.mark.parametrize("symmetric", [False, True])
-def test_the_symmetric_variant_is_its_own_adjoint_and_the_plain_one_is_not(symmetric):
-    """With K = 2 of 6 and no rounding (float32 against bf16 payloads: values are small integers)."""
-    codec = LowRankResidual(subspace_dim=2, keep=2, symmetric=symmetric).at_width(6)
-    state, draw = codec.initial_state(1, 0), codec.draw(keys(1), 0)
-    matrix_DD = cross(torch.eye(6), codec, draw.expand(6, -1), state)
-    asymmetry = (matrix_DD - matrix_DD.T).abs().max()
+@pytest.mark.parametrize("residual", ["unbiased", "biased"])
+def test_every_variant_sends_gradients_through_its_adjoint(residual, symmetric):
+    """Row i of the matrices is the image of channel i, forward and backward: one is the other transposed, up
+    to bf16: 2^-9 of entries up to D / K = 3 and as much again for the product."""
+    codec = LowRankResidual(subspace_dim=2, keep=2, residual=residual, symmetric=symmetric).at_width(6)
+    state, draw = codec.initial_state(1, 0), codec.draw(keys(1), 0).expand(6, -1)
+    eye_DD = torch.eye(6, requires_grad=True)
+    forward_DD = cross(eye_DD, codec, draw, state)
+    (backward_DD,) = torch.autograd.grad(forward_DD, eye_DD, torch.eye(6))
+    torch.testing.assert_close(backward_DD, forward_DD.detach().T, rtol=0, atol=6 * 2.0**-8)
+    asymmetry = (forward_DD - forward_DD.T).abs().max()
     assert asymmetry < 0.05 if symmetric else asymmetry > 0.1
 
 

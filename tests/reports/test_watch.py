@@ -266,6 +266,7 @@ class Terminal:
                 try:
                     self.drawn += os.read(self.master, 1 << 16)
                 except OSError:  # the other side is closed
+                    self.process.wait(timeout=30)
                     assert done(self.frames()), self.drawn[-3000:]
                     return
 

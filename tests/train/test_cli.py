@@ -102,8 +102,15 @@ def test_the_codecs_are_listed_with_settings_and_bits(capsys):
     listed = {codec["name"]: codec for codec in json.loads(capsys.readouterr().out)["codecs"]}
     assert listed["exact-k"]["bits_per_token"] == listed["subspace"]["bits_per_token"] == 1232
     assert "keep" in listed["exact-k"]["settings"]
+    assert listed["exact-k"]["defaults"]["keep"] == 77
+    assert listed["exact-k"]["unbiased"] == ["backward", "forward"]
+    assert listed["round-to-nearest"]["unbiased"] == []
+    assert [name for name, codec in listed.items() if codec["learns"]] == ["subspace", "low-rank-residual"]
+    assert all(codec["bits_per_token"] <= 1232 for name, codec in listed.items() if name != "identity")
     assert main(["codecs", "list", "--width", "576"]) == 0
-    assert "exact-k: 464 bits" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "exact-k: 464 bits, 0.806 per value, unbiased." in printed
+    assert "    codec.symmetric = false: " in printed
     assert "--width" in wrong(capsys, "codecs", "list", "--width", "0")
 
 

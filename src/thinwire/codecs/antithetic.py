@@ -32,8 +32,8 @@ class Antithetic(KeptChannels):
 
     name: Literal["antithetic"] = "antithetic"
     pairs: Literal["positions", "samples", "steps"] = "positions"
-    """What pairs 2j with 2j + 1: positions of a row; samples (members of a group, whose prompt tokens are
-    equal, where sampling.group_size is even); or steps (the same slot of the batch, other text)."""
+    """What pairs 2j with 2j + 1: "positions" of a row; "samples" (members of a group, whose prompt tokens
+    are equal, where sampling.group_size is even); or "steps" (the same slot of the batch, other text)."""
 
     def draw(self, keys: TokenKeys, boundary: int) -> Tensor:
         """S for every token: distinct channel indices (N, K)."""

@@ -43,7 +43,7 @@ class LowRankResidual(Codec):
     bits_per_value: float | None = None
     """Budget: R + K <= floor(bits_per_value D / 16); default round(0.05 D) values."""
     residual: Literal["unbiased", "biased"] = "unbiased"
-    """Whether the residual's values are scaled by D / K, or sent as they are."""
+    """The residual's values times D / K ("unbiased"), or as they are ("biased")."""
     symmetric: bool = False
     """Project the decoded residual off the basis as well: less noise, one more product."""
     power_iterations: int = 2

@@ -56,7 +56,7 @@ class TileRotated(Codec):
     tiles: int | None = None
     """G, tiles per token, 1..floor(D / V); default as many as the budget holds."""
     rounding: Literal["stochastic", "nearest"] = "stochastic"
-    """How a turned value finds its level: by keyed chance, or the nearest."""
+    """How a turned value finds its level: by keyed chance ("stochastic"), or the "nearest"."""
     bits_per_value: float | None = None
     """Budget instead of tiles: the largest G with G (b V + scale_bits) <= bits_per_value D."""
 

@@ -1,6 +1,5 @@
 """How a run begins: fresh, or taken up at its newest whole checkpoint."""
 
-import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from thinwire.train import checkpoint
 from thinwire.train.anchor import initial_anchor_state
 from thinwire.train.failures import cleared_on_failure
 from thinwire.train.parts import model_facts
-from thinwire.train.rundir import RunDir, commit, environment
+from thinwire.train.rundir import RunDir, commit, environment, recipe_sha256
 from thinwire.train.step import Parts
 
 
@@ -91,7 +90,7 @@ def _recorded(run: RunDir) -> dict[str, Any]:
 def _refuse_edited_recipe(run: RunDir, known: str | None) -> None:
     """One run is one recipe: an edit would leave a break in its series that no reader can see."""
     config = run.path / "config.toml"
-    if known is not None and hashlib.sha256(config.read_bytes()).hexdigest() != known:
+    if known is not None and recipe_sha256(config.read_bytes()) != known:
         raise UserError(
             f"--resume: {config} was edited after the run began; undo that, or start a new run with it: "
             f"thinwire train {config} --out DIR"

@@ -19,6 +19,7 @@ from thinwire.tasks.rewards import make_reward
 from thinwire.train.anchor import is_needed, num_dense_passes
 from thinwire.train.config import Recipe
 from thinwire.train.memory import longest_row, memory
+from thinwire.train.trackers import refuse_missing
 
 
 def check(recipe: Recipe) -> dict[str, Any]:
@@ -28,6 +29,7 @@ def check(recipe: Recipe) -> dict[str, Any]:
     No weights, no tokenizer and (for a shipped configuration) no network are needed. Not covered: prompts
     are not measured against task.max_prompt_tokens.
     """
+    refuse_missing(recipe.trackers)
     meta, origin = load_architecture(recipe)
     refuse_unsplittable(meta.model)
     config = meta.model.config.get_text_config()
@@ -50,6 +52,7 @@ def check(recipe: Recipe) -> dict[str, Any]:
             "boundaries_after_blocks": cuts,
         },
         "task": _task(recipe),
+        "trackers": list(recipe.trackers.names),
         "codec": codec.model_dump(mode="json", exclude_none=True),
         "wire": wire(recipe, codec, len(cuts)),
         "memory_bytes": memory(recipe, codec, meta, len(cuts)),
@@ -173,6 +176,8 @@ def describe(checked: dict[str, Any]) -> str:
         f"memory     about {human(parts['peak'])} at the peak, estimated:",
     ]
     lines[1:1] = [f"note       {note}" for note in checked["notes"]]
+    if checked["trackers"]:
+        lines.insert(-1, f"trackers   {', '.join(checked['trackers'])}")
     shown = [(name, value) for name, value in parts.items() if name != "peak" and value]
     return "\n".join(
         [*lines, *(f"           {human(value):>10}  {name.replace('_', ' ')}" for name, value in shown)]

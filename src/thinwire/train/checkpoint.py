@@ -48,6 +48,11 @@ class Progress:
     unlogged: dict[str, float] = field(default_factory=dict)
     """The last step's series, when the disk was too full to log them: written first on resume."""
 
+    @property
+    def next_line(self) -> int:
+        """Step of the next line of metrics.jsonl; the one before the first step has step 0."""
+        return self.step + 1 if self.step and not self.unlogged else self.step
+
 
 @dataclass(frozen=True)
 class Tree:

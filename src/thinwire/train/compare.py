@@ -4,7 +4,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from thinwire.train.locks import is_empty, locked
 from thinwire.train.places import read_status
 from thinwire.train.progress import Display
 from thinwire.train.summary import compare_summary
+from thinwire.train.trackers import refuse_missing
 from thinwire.train.workers import Plan, PlannedRun, run_all, summary_of
 
 MAY_DIFFER = ("codec", "anchor")
@@ -47,6 +48,7 @@ def make_plan(
         if "seed" in known[arm]:
             raise UserError(f"arms.{arm}.seed = {known[arm]['seed']!r} has no effect here; use --seeds")
     refuse_unfair(recipes, vary)
+    overrides = _with_group(overrides, recipes.values(), out)
     runs = tuple(
         PlannedRun(arm, seed, resolve(raw, [*overrides, f"--seed={seed}"], arm), out / arm / f"seed-{seed}")
         for seed in seeds
@@ -54,6 +56,16 @@ def make_plan(
     )
     refuse_foreign(out, runs)
     return Plan(recipes[arms[0]].name, recipe.read_bytes(), tuple(overrides), runs, out)
+
+
+def _with_group(overrides: Sequence[str], recipes: Iterable[Recipe], out: Path) -> Sequence[str]:
+    """Overrides that let the runs' trackers show them as one group; UserError for a tracker not installed."""
+    tracked = [recipe.trackers for recipe in recipes if recipe.trackers.names]
+    for config in tracked:
+        refuse_missing(config)
+    if not tracked or any(config.group for config in tracked):
+        return overrides
+    return [*overrides, f"--trackers.group={json.dumps(out.resolve().name, ensure_ascii=False)}"]
 
 
 def refuse_unfair(recipes: Mapping[str, Recipe], vary: Sequence[str]) -> None:
@@ -70,9 +82,10 @@ def refuse_unfair(recipes: Mapping[str, Recipe], vary: Sequence[str]) -> None:
 
 
 def differences(one: Recipe, other: Recipe) -> dict[str, tuple[Any, Any]]:
-    """Dotted keys with unequal values, and both values (None = not set); [arms] apart."""
+    """Dotted keys with unequal values, and both values (None = not set); [arms] apart, and [trackers], which
+    change nothing in a run."""
     left, right = flatten(one.model_dump(mode="json")), flatten(other.model_dump(mode="json"))
-    keys = [key for key in dict.fromkeys([*left, *right]) if not key.startswith("arms.")]
+    keys = [key for key in dict.fromkeys([*left, *right]) if not key.startswith(("arms.", "trackers."))]
     return {key: (left.get(key), right.get(key)) for key in keys if left.get(key) != right.get(key)}
 
 

@@ -20,6 +20,7 @@ from thinwire.tasks.base import TaskConfig
 from thinwire.train.anchor import AnchorConfig
 from thinwire.train.losses import RlConfig
 from thinwire.train.probe import ProbeConfig
+from thinwire.train.trackers import TrackersConfig
 
 _CODECS: dict[str, type[Codec]] = {kind.model_fields["name"].default: kind for kind in CODECS}
 
@@ -99,6 +100,7 @@ class Recipe(_Table):
     validation: ValidationConfig = Field(default_factory=ValidationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     logging: LoggingConfig = Field(default_factory=LoggingConfig)
+    trackers: TrackersConfig = Field(default_factory=TrackersConfig)
     arms: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Named overrides for `compare`, each a table like the recipe's own."""
 

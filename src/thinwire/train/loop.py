@@ -23,7 +23,7 @@ from thinwire.train.config import Recipe
 from thinwire.train.failures import explained, is_out_of_memory, resumable, told
 from thinwire.train.locks import locked
 from thinwire.train.movement import record_movement
-from thinwire.train.parts import build, dropped_note, save_model
+from thinwire.train.parts import backup, build, dropped_note, num_updates, save_model
 from thinwire.train.progress import Observer
 from thinwire.train.rollout import sample_rows, validate
 from thinwire.train.rundir import RunDir
@@ -31,6 +31,7 @@ from thinwire.train.signals import Stop, finish_step_on_signal
 from thinwire.train.steering import control_series, settings_of, steer
 from thinwire.train.step import Parts, StepResult, run_step
 from thinwire.train.summary import run_summary
+from thinwire.train.trackers import Trackers, refuse_missing
 
 
 def train(
@@ -44,6 +45,7 @@ def train(
     """
     if resume and not (out / "config.toml").exists():
         raise UserError(f"--resume: {out} holds no run; start one with --out {out}")
+    refuse_missing(recipe.trackers)
     loaded = load_model(recipe.model)
     parts = build(recipe, loaded)
     with locked(out):  # only now: a recipe that cannot run makes no directory
@@ -72,13 +74,16 @@ def _train(
         observer.message(message)
     stand = _Stand(tree.anchor, tree.progress, tree.errors)
     with finish_step_on_signal() as stop:
+        trackers = Trackers(recipe, arm, run, tree.progress.next_line, observer.message)
         try:
-            status = _run_steps(_Run(parts, run, loaded, observer, stop), stand)
+            status = _run_steps(_Run(parts, run, loaded, observer, stop, trackers), stand)
             summary = _write_summary(run, recipe, arm, status, stand.progress.seconds)
+            trackers.close(status)
         except BaseException as error:
             status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
             with suppress(OSError):
                 _write_summary(run, recipe, arm, status, stand.progress.seconds)
+            trackers.close(status, hurried=isinstance(error, KeyboardInterrupt))
             if isinstance(error, OSError) or is_out_of_memory(error):
                 raise told(error, str(run.path), resumable(run)) from error
             if isinstance(error, KeyboardInterrupt):
@@ -112,6 +117,12 @@ class _Run:
     loaded: LoadedModel
     observer: Observer
     stop: Stop
+    trackers: Trackers
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """One line of metrics.jsonl, on disk before any tracker has it."""
+        self.dir.append(self.dir.metrics, metrics)
+        self.trackers.log(metrics)
 
 
 def _run_steps(run: _Run, stand: _Stand) -> str:
@@ -151,25 +162,19 @@ def _run_steps(run: _Run, stand: _Stand) -> str:
 def _step_or_refuse(run: _Run, stand: _Stand, step: int, settings: Settings) -> StepResult:
     """One step; what fails in it ends the run with the last whole step on disk."""
     before: Mapping[str, Tensor] | None = None
-    updates = _num_updates(run.parts)
+    updates = num_updates(run.parts)
 
     def keep(error: Exception) -> None:
         if before is not None:
             run.parts.engine.load_state(before)
-        if before is not None or _num_updates(run.parts) == updates:
+        if before is not None or num_updates(run.parts) == updates:
             _save(run, stand)
         if isinstance(error, NonFinite):
             run.dir.append(run.dir.events, {"step": step, "event": "non_finite", "series": error.series})
 
     with explained(f"step {step}", lambda: resumable(run.dir), keep):
-        before = _backup(run.parts)
+        before = backup(run.parts)
         return run_step(run.parts, step, settings, stand.anchor)
-
-
-def _num_updates(parts: Parts) -> float:
-    """Updates of the weights so far, as AdamW counts them (its fused kernel bumps no version of a tensor)."""
-    state = parts.engine.state().items()
-    return next((float(count) for name, count in state if name.startswith("adamw.step.")), 0.0)
 
 
 def _first_validation(run: _Run, progress: checkpoint.Progress) -> checkpoint.Progress:
@@ -203,7 +208,7 @@ def _log_pending(run: _Run, progress: checkpoint.Progress) -> checkpoint.Progres
     metrics, progress = dict(progress.unlogged), replace(progress, unlogged={})
     metrics |= record_movement(run.parts, run.dir, progress.step)
     if "val/score" in metrics or not _validation_due(run.parts.recipe, progress.step):
-        run.dir.append(run.dir.metrics, metrics)
+        run.log(metrics)
         return progress
     return _validated(run, progress, metrics)
 
@@ -258,7 +263,7 @@ def _logged(
     if _validation_due(recipe, step):
         progress = _validated(run, progress, metrics)
     else:
-        run.dir.append(run.dir.metrics, metrics)
+        run.log(metrics)
     run.observer.step(step, metrics)
     return progress
 
@@ -277,18 +282,8 @@ def _validated(run: _Run, progress: checkpoint.Progress, metrics: dict[str, floa
             progress = replace(progress, best_validation=value, best_step=progress.step)
             if recipe.checkpoint.models:
                 save_model(run.loaded, run.dir.path / "best")
-    run.dir.append(run.dir.metrics, metrics)
+    run.log(metrics)
     return progress
-
-
-def _backup(parts: Parts) -> Mapping[str, Tensor] | None:
-    """A copy of the engine's state, only where a later tick of a step may be refused after an earlier one
-    or the anchor's merge was applied; else the refused step has changed nothing."""
-    mini = parts.recipe.rl.mini_batch_prompts
-    one_tick = mini == 0 or mini >= parts.recipe.sampling.prompts
-    if one_tick and parts.recipe.anchor.merge_alpha == 1.0:
-        return None
-    return {name: tensor.clone() for name, tensor in parts.engine.state().items()}
 
 
 def _save(run: _Run, stand: _Stand) -> None:

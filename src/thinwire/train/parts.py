@@ -5,8 +5,11 @@ One place where configuration becomes objects; the loop only runs them.
 
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from thinwire.core.errors import UserError
 from thinwire.engines.batch import partition
@@ -78,6 +81,22 @@ def dropped_note(parts: Parts) -> list[str]:
     num = parts.work.task.num_dropped
     limit = parts.recipe.task.max_prompt_tokens
     return [f"{num} problems left out: prompts over task.max_prompt_tokens = {limit}"] if num else []
+
+
+def backup(parts: Parts) -> Mapping[str, Tensor] | None:
+    """A copy of the engine's state, only where a later tick of a step may be refused after an earlier one
+    or the anchor's merge was applied; else the refused step has changed nothing."""
+    mini = parts.recipe.rl.mini_batch_prompts
+    one_tick = mini == 0 or mini >= parts.recipe.sampling.prompts
+    if one_tick and parts.recipe.anchor.merge_alpha == 1.0:
+        return None
+    return {name: tensor.clone() for name, tensor in parts.engine.state().items()}
+
+
+def num_updates(parts: Parts) -> float:
+    """Updates of the weights so far, as AdamW counts them (its fused kernel bumps no version of a tensor)."""
+    state = parts.engine.state().items()
+    return next((float(count) for name, count in state if name.startswith("adamw.step.")), 0.0)
 
 
 def save_model(loaded: LoadedModel, folder: Path) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -14,6 +15,9 @@ import torch
 
 from thinwire.core.errors import UserError
 from thinwire.train.config import Recipe, dump_toml
+
+_TRACKERS_TABLE = re.compile(rb"^\n?\[trackers\]\n.*?(?=\n\[|\Z)", re.MULTILINE | re.DOTALL)
+"""With the empty line before it, up to the one before the next table: what is left is a file without it."""
 
 
 class RunDir:
@@ -39,8 +43,8 @@ class RunDir:
             raise UserError(f"--out {self.path} cannot be made: {error.strerror}") from None
         config = dump_toml(recipe).encode()
         (self.path / "config.toml").write_bytes(config)
-        digest = hashlib.sha256(config).hexdigest()
-        self.write_json("environment.json", {**environment, "recipe_sha256": digest, "model": dict(model)})
+        facts = {**environment, "recipe_sha256": recipe_sha256(config), "model": dict(model)}
+        self.write_json("environment.json", facts)
 
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Replace a JSON file in one move."""
@@ -85,6 +89,12 @@ def _step_of(line: str, otherwise: int) -> int:
     except (ValueError, KeyError, TypeError, RecursionError):
         return otherwise
     return step if isinstance(step, int) and not isinstance(step, bool) else otherwise
+
+
+def recipe_sha256(config: bytes) -> str:
+    """SHA-256 of a config.toml but for its [trackers] table, which changes no number of a run and may be
+    edited between its parts."""
+    return hashlib.sha256(_TRACKERS_TABLE.sub(b"", config)).hexdigest()
 
 
 def environment(recipe: Recipe, arm: str | None, device: str) -> dict[str, Any]:

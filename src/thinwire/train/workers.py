@@ -22,6 +22,7 @@ from thinwire.train.places import read_object, read_status
 from thinwire.train.progress import Display, Observer
 from thinwire.train.signals import PARENT, counted_signals
 from thinwire.train.summary import run_summary
+from thinwire.train.trackers import failure_note
 
 _POLL_SECONDS = 0.3
 
@@ -85,6 +86,7 @@ class _Worker:
     def __init__(self, run: PlannedRun, plan: Plan, observer: Observer) -> None:
         self.run, self._observer = run, observer
         self._metrics = Tail(run.out / "metrics.jsonl", skip_existing=True)
+        self._events = Tail(run.out / "events.jsonl", skip_existing=True)
         steps = list_steps(run.out / "checkpoints")
         self._first_step = (steps[-1] if steps else 0) + 1
         observer.start(run.label, self._first_step, run.recipe.steps)
@@ -107,6 +109,9 @@ class _Worker:
         for row in self._metrics.new_rows():
             if row["step"] >= self._first_step:
                 self._observer.step(row["step"], row)
+        for event in self._events.new_rows():
+            if event["event"] == "tracker_failed" and event["step"] >= self._first_step - 1:
+                self._observer.message(failure_note(event["tracker"], event["reason"]))
         return over
 
     def stop(self, number: signal.Signals) -> None:
@@ -136,9 +141,15 @@ def worker_command(run: PlannedRun, plan: Plan, *, resume: bool) -> list[str]:
     """The command line that takes one run, or takes it up again."""
     start = [sys.executable, "-m", "thinwire", "train"]
     if resume:
-        return [*start, "--resume", str(run.out)]
+        return [*start, *_tracker_settings(run.recipe), "--resume", str(run.out)]
     recipe = [str(plan.out / "recipe.toml"), "--arm", run.arm, "--out", str(run.out)]
     return [*start, *recipe, *plan.overrides, f"--seed={run.seed}"]
+
+
+def _tracker_settings(recipe: Recipe) -> list[str]:
+    """[trackers] as it is now: the one part of a recipe that may differ from what the run began with."""
+    table = recipe.trackers.model_dump(mode="json", exclude_none=True)
+    return [f"--trackers.{key}={json.dumps(value, ensure_ascii=False)}" for key, value in table.items()]
 
 
 class Tail:
