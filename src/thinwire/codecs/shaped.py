@@ -69,8 +69,9 @@ class Shaped(Codec):
 
     def encode(self, hidden_ND: Tensor, draw: Tensor | None, state: CodecState) -> Sent:
         centred_ND = hidden_ND.float() - state.tensors["mean_D"]
-        zero_N1 = (hidden_ND == 0).all(-1, keepdim=True)  # gain 0 is the zero vector, not the mean
-        return self._encode(torch.where(zero_N1, 0.0, centred_ND), draw, state, "forward")
+        gain_N1, *rest = self._encode(centred_ND, draw, state, "forward")
+        is_zero_N1 = (hidden_ND == 0).all(-1, keepdim=True)  # gain 0 is the zero vector, gain 1 the mean
+        return (torch.where(is_zero_N1, 0, gain_N1.clamp(min=1)), *rest)
 
     def decode(self, sent: Sent, draw: Tensor | None, state: CodecState) -> Tensor:
         decoded_ND = self._decode(sent, draw, state, "forward")
@@ -116,7 +117,8 @@ class Shaped(Codec):
         version: int,
         gradient_moments: Moments | None = None,
     ) -> CodecState:
-        """Running moments, then both transforms; a direction that has seen nothing keeps what it had.
+        """Running moments, then both transforms; a direction that has seen nothing keeps what it had, and a
+        fire without any gradient (all advantages zero) leaves the backward one alone.
 
         NonFinite where a moment is nan or inf. A singular covariance is no failure: its directions of no
         variance get no bits.
@@ -124,7 +126,7 @@ class Shaped(Codec):
         kept = dict(state.tensors)
         kept |= self._remember("forward", state, moments)
         kept["own_sum_D"] = self.memory * state.tensors["own_sum_D"] + moments.sum_D.float().cpu()
-        if gradient_moments is not None:
+        if gradient_moments is not None and bool(gradient_moments.second_DD.any()):
             kept |= self._remember("backward", state, gradient_moments)
         hidden_DD, gradient_DD = _mean_square(kept, "forward"), _mean_square(kept, "backward")
         weight_DD = None

@@ -197,7 +197,8 @@ def white_directions(second_DD: Tensor, weight_DD: Tensor | None, num: int) -> t
     """The `num` leading directions of a covariance C under an error weight W: (encode, decode, variances).
 
     W^1/2 C W^1/2 = V diag(l) V^T; encode = W^1/2 V, decode = V^T W^-1/2: y = x encode is uncorrelated, and
-    the error of x~ = y~ decode, weighted by W, is that of y~. Without W the Karhunen-Loeve transform. float64.
+    the error of x~ = y~ decode, weighted by W, is that of y~. Without W the Karhunen-Loeve transform. All in
+    float64.
     """
     root_DD = inverse_DD = None
     if weight_DD is not None:
