@@ -43,8 +43,13 @@ def learned(codec, seed=0):
     """A state as an anchor leaves it, for codecs that learn; the initial one for others."""
     torch.manual_seed(seed)
     hidden = torch.randn(200, codec.hidden_dim)
-    moments = Moments(200, hidden.sum(0), hidden.T @ hidden)
-    return codec.learn(codec.initial_state(seed, 0), moments, version=1)
+    gradient = torch.randn(200, codec.hidden_dim) * 1e-3
+    return codec.learn(codec.initial_state(seed, 0), moments_of(hidden), 1, moments_of(gradient))
+
+
+def moments_of(values_ND):
+    """What an anchor sums over these tokens."""
+    return Moments(len(values_ND), values_ND.sum(0), values_ND.T @ values_ND)
 
 
 def keys(num, step=1, first=0):

@@ -10,7 +10,14 @@ from thinwire.train.compare import differences
 from thinwire.train.config import dump_toml, load_recipe, parse_overrides, read_toml, resolve
 from thinwire.train.places import find_recipe, new_out
 
-RECIPES = ("demo", "learning-rate-zero", "smollm2-one-digit", "smollm2-gsm8k", "qwen2.5-math-1.5b")
+RECIPES = (
+    "demo",
+    "learning-rate-zero",
+    "smollm2-one-digit",
+    "smollm2-gsm8k",
+    "qwen2.5-math-1.5b",
+    "seven-boundaries",
+)
 PROBLEMS = {"task": {"name": "problems", "problems": "file.jsonl"}}
 
 

@@ -241,7 +241,9 @@ def launch(tmp_path, *overrides, prelude=""):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_ctrl_c_and_a_hangup_finish_the_step_and_leave_a_resumable_run(tmp_path, number):
-    process = launch(tmp_path, "--steps=200")
+    """The signal starts at its default: under nohup the tests inherit an ignored hangup, as a run would."""
+    default = f"import signal; signal.signal({int(number)}, signal.SIG_DFL)"
+    process = launch(tmp_path, "--steps=200", prelude=default)
     file = tmp_path / "out" / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and (not file.exists() or len(file.read_text().splitlines()) < 3):

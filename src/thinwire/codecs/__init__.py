@@ -14,6 +14,7 @@ from thinwire.codecs.identity import Identity
 from thinwire.codecs.low_rank_residual import LowRankResidual
 from thinwire.codecs.rms_matched import RmsMatched
 from thinwire.codecs.rounding import RoundToNearest, StochasticRounding
+from thinwire.codecs.shaped import Shaped
 from thinwire.codecs.subspace import Subspace
 from thinwire.codecs.tile_rotated import TileRotated
 
@@ -28,6 +29,7 @@ CODECS: tuple[type[Codec], ...] = (
     StochasticRounding,
     RoundToNearest,
     TileRotated,
+    Shaped,
 )
 
 __all__ = [
@@ -44,6 +46,7 @@ __all__ = [
     "Payload",
     "RmsMatched",
     "RoundToNearest",
+    "Shaped",
     "StochasticRounding",
     "Subspace",
     "TileRotated",

@@ -62,8 +62,10 @@ class CodecState:
         return CodecState(self.version, {name: tensor.to(device) for name, tensor in self.tensors.items()})
 
     def num_bytes(self) -> int:
-        """Bytes of the side channel when this state is published once across its boundary."""
-        return sum(t.numel() * t.element_size() for t in self.tensors.values())
+        """Bytes of the side channel when this state is published once across its boundary: all tensors but
+        those named own_*, which only the end that computed them needs."""
+        sent = (tensor for name, tensor in self.tensors.items() if not name.startswith("own_"))
+        return sum(tensor.numel() * tensor.element_size() for tensor in sent)
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ class Codec(BaseModel, ABC):
         self, sent: Sent, state: CodecState, dtype: torch.dtype, direction: Direction = "forward"
     ) -> Payload:
         """What is sent as bytes, the fields side by side: uint8 (N, B). `dtype`: of the hidden states."""
-        buffer_NB = pack_fields(self._fields(dtype, direction), sent, self.wire_bits(dtype) // 8)
+        buffer_NB = pack_fields(self.fields(dtype, direction, state), sent, self.wire_bits(dtype) // 8)
         return Payload(buffer_NB, self.fingerprint(), state.version, direction)
 
     def unpack(self, payload: Payload, state: CodecState, dtype: torch.dtype) -> Sent:
@@ -204,7 +206,8 @@ class Codec(BaseModel, ABC):
                 f"payload must hold {num_bytes} bytes a token, got "
                 f"{payload.buffer_NB.shape[-1]} of {payload.buffer_NB.dtype}"
             )
-        return unpack_fields(self._fields(dtype, payload.direction), payload.buffer_NB)
+        return unpack_fields(self.fields(dtype, payload.direction, state), payload.buffer_NB)
 
-    def _fields(self, dtype: torch.dtype, direction: Direction) -> tuple[Field, ...]:
+    def fields(self, dtype: torch.dtype, direction: Direction, state: CodecState) -> tuple[Field, ...]:
+        """The fields of a payload under a learned state: `layout`, unless the state says how it is cut."""
         return self.layout(dtype) if direction == "forward" else self.gradient_layout(dtype)
