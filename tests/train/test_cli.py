@@ -105,7 +105,11 @@ def test_the_codecs_are_listed_with_settings_and_bits(capsys):
     assert listed["exact-k"]["defaults"]["keep"] == 77
     assert listed["exact-k"]["unbiased"] == ["backward", "forward"]
     assert listed["round-to-nearest"]["unbiased"] == []
-    assert [name for name, codec in listed.items() if codec["learns"]] == ["subspace", "low-rank-residual"]
+    assert [name for name, codec in listed.items() if codec["learns"]] == [
+        "subspace",
+        "low-rank-residual",
+        "shaped",
+    ]
     assert all(codec["bits_per_token"] <= 1232 for name, codec in listed.items() if name != "identity")
     assert main(["codecs", "list", "--width", "576"]) == 0
     printed = capsys.readouterr().out
