@@ -84,6 +84,17 @@ def test_a_relearned_basis_errs_where_the_last_one_did():
 def test_a_codec_without_error_has_no_growth():
     one = reading("identity", STEPS)
     assert (one["exponent"], one["prefactor"], one["effective_hold"], one["curve"]) == (None, None, None, [])
+    assert one["step_error"] == one["accumulated"] == 0.0
+
+
+def test_the_absolute_error_is_that_of_one_step_times_its_growth():
+    """One boundary: |S| over T/2 steps of the same error is T/2 times that error, sums of 256 in float64."""
+    error_JND = torch.tensor([[[0.3, 0.4]]], dtype=torch.float64)
+    one = held(error_JND, 64, 64)
+    assert one["step_error"] == pytest.approx(0.5, rel=1e-12)
+    assert one["accumulated"] == pytest.approx(32 * 0.5, rel=1e-12)
+    basis = reading("subspace", STEPS)
+    assert basis["accumulated"] == pytest.approx(STEPS / 2 * basis["step_error"], rel=1e-9)
 
 
 def test_independent_vectors_held_l_steps_give_the_formulas_own_constants():

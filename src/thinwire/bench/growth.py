@@ -44,6 +44,7 @@ class GrowthPlan:
     """Rollouts that one renewal learns from, another chunk each time; all of them where there are fewer."""
 
 
+READINGS = ("exponent", "effective_hold", "prefactor", "cosine")
 Chunks = Sequence[tuple[tuple[Moments, ...], tuple[Moments, ...]]]
 """Moments of h and of dL/dh at every boundary, of successive steps' rollouts."""
 
@@ -91,7 +92,8 @@ def chunks_of(subject: Subject, teaching: Rows, plan: GrowthPlan) -> Chunks:
 def renewal_errors(
     codec: Codec, passes: Sequence[Dense], chunks: Chunks, plan: GrowthPlan, device: torch.device
 ) -> Tensor:
-    """e_j of renewals j = 0..J-1 at every boundary, (J, N, D) float64; J = 1 where nothing ever changes."""
+    """e_j over the root mean square |h|, renewals j = 0..J-1, every boundary: (J, N, D) float64; J = 1 where
+    nothing ever changes."""
     num_boundaries = len(passes[0].hidden)
     states = [codec.initial_state(plan.seed, b) for b in range(num_boundaries)]
     renews = codec.learns or is_drawn(codec, passes)
@@ -119,9 +121,10 @@ def relearned(
 
 
 def mean_errors(view: View, passes: Sequence[Dense]) -> Tensor:
-    """Mean over all real tokens of h~ - h at every boundary, (N, D) float64."""
+    """Mean over all real tokens of h~ - h, over the root mean square |h|, every boundary: (N, D) float64."""
     num_boundaries, hidden_dim = len(view.states), view.codec.hidden_dim
     total_ND = torch.zeros(num_boundaries, hidden_dim, dtype=torch.float64)
+    square_N = torch.zeros(num_boundaries, dtype=torch.float64)
     num_tokens = 0
     for dense in passes:
         mask_BT = dense.batch.token_mask_BT
@@ -130,8 +133,10 @@ def mean_errors(view: View, passes: Sequence[Dense]) -> Tensor:
             hidden_BTD = dense.hidden[b]
             draw = view.draw(b, dense.batch.sample_B, mask_BT.shape[1])
             sent_BTD = sent_over(view.codec, hidden_BTD, draw, state, "forward")
-            total_ND[b] += (sent_BTD[mask_BT].double() - hidden_BTD[mask_BT].double()).sum(0).cpu()
-    return total_ND / num_tokens
+            hidden_ND = hidden_BTD[mask_BT].double()
+            total_ND[b] += (sent_BTD[mask_BT].double() - hidden_ND).sum(0).cpu()
+            square_N[b] += hidden_ND.square().sum().cpu()
+    return total_ND / num_tokens / (square_N / num_tokens).sqrt()[:, None]
 
 
 def is_drawn(codec: Codec, passes: Sequence[Dense]) -> bool:
@@ -150,19 +155,25 @@ def held(errors_JND: Tensor, hold: int, steps: int) -> dict[str, Any]:
     prefactor: c of sqrt(m(l)) = c sqrt(L l) at lags l >= FAR L (mean of the logarithms; None without such a
     lag). Independent renewals have 1, less up to L / (6 l) because windows begin within a block;
     cosine: of successive renewals' errors; curve: (l, sqrt(m(l))).
-    None throughout where the codec makes no error at all.
+    None where the codec makes no error at all. Absolute, over the root mean square |h|: step_error =
+    sqrt(E|e|^2) (of a codec without bias it falls like 1 / sqrt(tokens)) and accumulated = that times
+    sqrt(m(T / 2)).
     """
     index_T = (torch.arange(steps) // hold).clamp(max=len(errors_JND) - 1)
     erring = errors_JND.square().sum((0, 2)) > 0
     renewed_JND = errors_JND[: int(index_T.max()) + 1, erring]
     named: dict[str, Any] = {"hold": hold, "for_good": hold >= steps, "renewals": len(renewed_JND)}
     if not bool(erring.any()):
-        return named | dict.fromkeys(("exponent", "effective_hold", "prefactor", "cosine")) | {"curve": []}
+        return named | dict.fromkeys(READINGS) | {"step_error": 0.0, "accumulated": 0.0, "curve": []}
     lags = octaves(steps)
     walks = errors_JND[index_T][:, erring].unbind(1)
     growths = [_relative_displacements(error_TD, lags) for error_TD in walks]
     growth = [math.fsum(column) / len(column) for column in zip(*growths, strict=True)]
+    steps_N = [math.sqrt(float(error_TD.square().sum(-1).mean())) for error_TD in walks]
     return named | {
+        "step_error": math.fsum(steps_N) / len(erring),
+        "accumulated": math.fsum(e * math.sqrt(m[-1]) for e, m in zip(steps_N, growths, strict=True))
+        / len(erring),
         "exponent": _mean([growth_exponent(error_TD) for error_TD in walks]),
         "effective_hold": growth[-1] / lags[-1],
         "prefactor": prefactor(lags, growth, hold),

@@ -5,6 +5,8 @@ from typing import Any
 
 from thinwire.bench.table import fill, label, new_table, number, rendered
 
+KEYS = ("exponent", "prefactor", "effective_hold", "cosine", "step_error", "accumulated")
+
 
 def describe(found: Mapping[str, Any]) -> str:
     """One table of at most 80 columns and what its columns mean."""
@@ -14,19 +16,20 @@ def describe(found: Mapping[str, Any]) -> str:
         f"{', '.join(map(str, model['boundaries']))}. The same {scored['tokens']} tokens cross "
         f"{found['steps']} times."
     )
-    table = new_table("codec", "renews", "held", "exponent", "prefactor", "eff. hold", "cosine")
+    table = new_table("codec", "renews", "held", "exponent", "factor", "eff. hold", "cosine", "|e|", "|S|")
     for row in found["codecs"]:
         for one in row["held"]:
             table.add_row(
                 label(row["label"]),
                 renewed(row),
                 "for good" if one["for_good"] else str(one["hold"]),
-                *(number(one[key]) for key in ("exponent", "prefactor", "effective_hold", "cosine")),
+                *(number(one[key]) for key in KEYS),
             )
     notes = (
-        "exponent of |S_T| ~ T^H: 1 the same error every step, 0.5 an independent one. prefactor c of "
+        "exponent of |S_T| ~ T^H: 1 the same error every step, 0.5 an independent one. factor c of "
         "|S_T| = c sqrt(L T) |e| at T >= 8 L: 1 if independent. eff. hold: the L that the growth over "
-        "T/2 steps amounts to. cosine of successive renewals' errors. A state is relearned from "
+        "T/2 steps amounts to. cosine of successive renewals' errors. |e|, |S|: one step's and T/2 steps' "
+        "error over |h| (an unbiased codec's falls with the number of tokens). A state is relearned from "
         f"{found['chunk_rollouts']} rollouts, {found['learning_chunks']} different sets in turn, of the same "
         "weights."
     )

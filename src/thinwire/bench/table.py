@@ -45,7 +45,7 @@ def _seen(rows: Sequence[Mapping[str, Any]]) -> str:
         table.add_row(
             label(row["label"]),
             number(gap["mean"]),
-            f"{number(gap['low'])} {number(gap['high'])}",
+            f"{number(gap['low'])}..{number(gap['high'])}",
             number(row["kl"]["mean"]),
             number(row["entropy"]["view"]),
             number(gradient["cosine"]),
@@ -91,7 +91,7 @@ def _swept(points: Sequence[Mapping[str, Any]]) -> str:
             label(point["label"]),
             number(point["bits_per_value"]),
             number(gap["mean"]),
-            f"{number(gap['low'])} {number(gap['high'])}",
+            f"{number(gap['low'])}..{number(gap['high'])}",
             number(point["kl"]["mean"]),
             number(point["entropy"]["view"]),
         )

@@ -47,8 +47,17 @@ def growth_chart(row: Mapping[str, Any], steps: int) -> str:
 
 
 def _table(row: Mapping[str, Any]) -> str:
-    headers = ("held", "renewals", "exponent", "prefactor of sqrt(L T)", "effective hold", "cosine")
-    keys = ("exponent", "prefactor", "effective_hold", "cosine")
+    headers = (
+        "held",
+        "renewals",
+        "exponent",
+        "prefactor of sqrt(L T)",
+        "effective hold",
+        "cosine",
+        "one step's error over |h|",
+        "T/2 steps' error over |h|",
+    )
+    keys = ("exponent", "prefactor", "effective_hold", "cosine", "step_error", "accumulated")
     return html_table(
         headers,
         [
