@@ -243,10 +243,12 @@ class Terminal:
     def __init__(self, folder, columns, rows, encoding="utf-8"):
         self.master, slave = pty.openpty()
         self.resize(columns, rows, None)
+        # a fixed COLUMNS or LINES, as test runners set them, would stand above the terminal's own size
+        own = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
             [sys.executable, "-m", "thinwire", "watch", str(folder), "--every", "0.2"],
             stdin=slave, stdout=slave, stderr=slave, start_new_session=True,
-            env=os.environ | {"TERM": "xterm", "PYTHONIOENCODING": encoding},
+            env=own | {"TERM": "xterm", "PYTHONIOENCODING": encoding},
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )  # fmt: skip
         os.close(slave)

@@ -79,7 +79,7 @@ def test_an_unforeseen_error_is_one_line_with_its_type_and_the_way_to_its_traceb
     def fail(options):
         raise error
 
-    monkeypatch.setattr("thinwire.commands.codecs", fail)
+    monkeypatch.setattr("thinwire.codec_commands.list_codecs", fail)
     assert main(["codecs", "list", "--json"]) == 1
     captured = capsys.readouterr()
     line = f"unexpected {type(error).__name__}: {' '.join(str(error).split())}; set THINWIRE_DEBUG=1"
